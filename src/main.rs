@@ -1,0 +1,3 @@
+//! The one binary: arguments, then the command.
+
+fn main() {}
