@@ -11,10 +11,16 @@ use crate::support::contracts::{self, Contract, all, assert_valid, entries, fold
 fn every_schema_names_its_dialect_and_its_own_place() {
     for contract in all().values() {
         let path = contract.path.display();
-        assert_eq!(contract.schema["$schema"], "https://json-schema.org/draft/2020-12/schema", "{path}");
+        assert_eq!(
+            contract.schema["$schema"], "https://json-schema.org/draft/2020-12/schema",
+            "{path}"
+        );
         assert_eq!(contract.schema["$id"], contracts::uri(&contract.path), "{path}");
         for text in ["title", "description"] {
-            assert!(contract.schema[text].as_str().is_some_and(|text| !text.is_empty()), "{path} has no {text}");
+            assert!(
+                contract.schema[text].as_str().is_some_and(|text| !text.is_empty()),
+                "{path} has no {text}"
+            );
         }
     }
 }
@@ -37,7 +43,12 @@ fn no_schema_refers_outside_the_folder() {
 fn every_schema_accepts_its_valid_fixtures() {
     each_fixture("valid", |contract, file, value| {
         let mistakes = contract.mistakes(value);
-        assert!(mistakes.is_empty(), "{} is refused:\n  {}", file.display(), mistakes.join("\n  "));
+        assert!(
+            mistakes.is_empty(),
+            "{} is refused:\n  {}",
+            file.display(),
+            mistakes.join("\n  ")
+        );
     });
 }
 
@@ -55,7 +66,11 @@ fn every_fixture_belongs_to_a_schema() {
         for found in entries(&area.join("fixtures")) {
             assert!(owned.contains(&found), "{} has no schema", found.display());
             for kind in entries(&found) {
-                assert!(kind.ends_with("valid") || kind.ends_with("invalid"), "{} is never read", kind.display());
+                assert!(
+                    kind.ends_with("valid") || kind.ends_with("invalid"),
+                    "{} is never read",
+                    kind.display()
+                );
             }
         }
     }
@@ -115,7 +130,10 @@ fn each_fixture(kind: &str, judge: impl Fn(&Contract, &Path, &Value)) {
 
 /// `events/cursor.v1.json` keeps its fixtures in `events/fixtures/cursor.v1`.
 fn fixture_folder(contract: &Contract) -> PathBuf {
-    contract.path.with_file_name("fixtures").join(contract.path.file_stem().expect("a schema file has a name"))
+    contract
+        .path
+        .with_file_name("fixtures")
+        .join(contract.path.file_stem().expect("a schema file has a name"))
 }
 
 /// Calls `visit` with the target of every reference in `schema`.
@@ -136,13 +154,16 @@ fn each_ref(schema: &Value, visit: &mut impl FnMut(&str)) {
 
 /// The file that `relative` names for a reader of `from`.
 fn joined(from: &Path, relative: &str) -> PathBuf {
-    relative.split('/').fold(from.parent().expect("a file has a folder").to_owned(), |mut at, segment| {
-        match segment {
-            ".." => {
-                at.pop();
+    relative.split('/').fold(
+        from.parent().expect("a file has a folder").to_owned(),
+        |mut at, segment| {
+            match segment {
+                ".." => {
+                    at.pop();
+                }
+                name => at.push(name),
             }
-            name => at.push(name),
-        }
-        at
-    })
+            at
+        },
+    )
 }

@@ -49,9 +49,15 @@ pub(crate) fn all() -> &'static BTreeMap<String, Contract> {
 #[track_caller]
 pub(crate) fn assert_valid(contract: &str, value: &Value) {
     let known = || all().keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-    let found = all().get(contract).unwrap_or_else(|| panic!("no contract {contract}; there are {}", known()));
+    let found = all()
+        .get(contract)
+        .unwrap_or_else(|| panic!("no contract {contract}; there are {}", known()));
     let mistakes = found.mistakes(value);
-    assert!(mistakes.is_empty(), "not a valid {contract}:\n  {}\nin {value:#}", mistakes.join("\n  "));
+    assert!(
+        mistakes.is_empty(),
+        "not a valid {contract}:\n  {}\nin {value:#}",
+        mistakes.join("\n  ")
+    );
 }
 
 /// The folder the schemas live in.
@@ -67,7 +73,9 @@ pub(crate) fn read_json(path: &Path) -> Value {
 
 /// The paths in `folder` in the order of their names; none when there is no such folder.
 pub(crate) fn entries(folder: &Path) -> Vec<PathBuf> {
-    let Ok(listing) = fs::read_dir(folder) else { return Vec::new() };
+    let Ok(listing) = fs::read_dir(folder) else {
+        return Vec::new();
+    };
     let mut paths: Vec<PathBuf> = listing.map(|entry| entry.expect("a readable folder").path()).collect();
     paths.sort();
     paths
@@ -99,7 +107,14 @@ fn load() -> BTreeMap<String, Contract> {
                 .offline()
                 .build(schema)
                 .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            (id(path), Contract { path: path.clone(), schema: schema.clone(), validator })
+            (
+                id(path),
+                Contract {
+                    path: path.clone(),
+                    schema: schema.clone(),
+                    validator,
+                },
+            )
         })
         .collect()
 }
