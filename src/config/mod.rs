@@ -451,7 +451,7 @@ fn environment(env: &mut Reader) -> Environment {
     let own = env.optional("EVENTS_ENV", |text| {
         values::one_of(text, &["production", "development", "test"])
     });
-    env.computed("EVENTS_ENV", node.as_str());
+    env.computed("EVENTS_ENV", &node);
     match own.unwrap_or(node).as_str() {
         "production" => Environment::Production,
         _ => Environment::Development,
@@ -471,8 +471,8 @@ fn public_urls(env: &mut Reader, environment: Environment, port: u16) -> (String
             (base.clone(), site.unwrap_or(base))
         }
     };
-    env.computed("BASE_URL", base.as_str());
-    env.computed("EVENTS_SITE_URL", site.as_str());
+    env.computed("BASE_URL", &base);
+    env.computed("EVENTS_SITE_URL", &site);
     (base, site)
 }
 
@@ -503,7 +503,7 @@ fn identity(env: &mut Reader) -> Identity {
     let issuer = env
         .optional("OV_NETWORK_ISSUER", values::text)
         .unwrap_or_else(|| network_url.clone());
-    env.computed("OV_NETWORK_ISSUER", issuer.as_str());
+    env.computed("OV_NETWORK_ISSUER", &issuer);
     Identity {
         network_url,
         network_internal_url,
@@ -619,7 +619,7 @@ fn apps(env: &mut Reader, process_max: u16) -> Apps {
     let max_inflight = given
         .map_or(process_max / 2, |given| u16::try_from(given).unwrap_or(u16::MAX))
         .clamp(1, process_max);
-    env.computed("EVENTS_APP_MAX_INFLIGHT", max_inflight.to_string());
+    env.computed("EVENTS_APP_MAX_INFLIGHT", &max_inflight.to_string());
     if given.is_some_and(|given| given != u64::from(max_inflight)) {
         env.note(
             "EVENTS_APP_MAX_INFLIGHT",

@@ -115,10 +115,10 @@ impl<'a> Reader<'a> {
     }
 
     /// Says what a computed default came to.
-    pub(super) fn computed(&mut self, name: &'static str, shown: impl Into<String>) {
+    pub(super) fn computed(&mut self, name: &'static str, value: &str) {
         let setting = self.setting(name);
         if setting.origin == Origin::Default {
-            setting.shown = Some(shown.into());
+            setting.shown = Some(shown(setting.variable, value));
         }
     }
 
