@@ -19,6 +19,8 @@ pub use reader::{ConfigErrors, Mistake, Origin, Setting};
 pub use report::{Report, env_example};
 pub use values::{Environment, Secret, SecretKey};
 
+use crate::domain::endpoint::HostRules;
+use crate::domain::sources::{self, SourceMap};
 use reader::Reader;
 use values::must;
 
@@ -113,10 +115,9 @@ pub struct Publish {
     pub max_payload_bytes: usize,
     /// Longest chain under one trace. `EVENTS_MAX_HOPS`; default 8.
     pub max_hops: u32,
-    /// Which source owns which prefixes, as JSON; `None` means the built-in map. `EVENTS_SOURCE_PREFIXES`.
-    pub source_prefixes: Option<String>,
-    /// Prefixes open to every listed source. `EVENTS_SHARED_PREFIXES`; default `provider.`.
-    pub shared_prefixes: Vec<String>,
+    /// Which source owns which prefixes, and which are shared. `EVENTS_SOURCE_PREFIXES`, default the built-in map;
+    /// `EVENTS_SHARED_PREFIXES`, default `provider.`.
+    pub sources: SourceMap,
 }
 
 /// Subscriptions, attempts and retries.
@@ -144,7 +145,7 @@ pub struct Delivery {
     /// Subscriptions one consumer may have. `EVENTS_MAX_SUBSCRIPTIONS`; default 100.
     pub max_subscriptions: u32,
     /// Hosts services may be delivered to. `EVENTS_ENDPOINT_HOSTS`; default `127.0.0.1,*.openvibe.*`.
-    pub endpoint_hosts: Vec<String>,
+    pub endpoint_hosts: HostRules,
     /// Keys that seal webhook secrets, newest first; empty means that they are stored as given. `EVENTS_SECRET_KEY`.
     pub secret_keys: Vec<SecretKey>,
 }
@@ -517,9 +518,33 @@ fn publish(env: &mut Reader) -> Publish {
     Publish {
         max_payload_bytes: env.number("EVENTS_MAX_PAYLOAD_BYTES", 1, PAYLOAD_BYTES_MAX),
         max_hops: env.number("EVENTS_MAX_HOPS", 1, 1000),
-        source_prefixes: env.optional("EVENTS_SOURCE_PREFIXES", values::text),
-        shared_prefixes: env.value("EVENTS_SHARED_PREFIXES", values::list),
+        sources: sources(env),
     }
+}
+
+fn sources(env: &mut Reader) -> SourceMap {
+    let owned = env.judged("EVENTS_SOURCE_PREFIXES", |text| {
+        text.map_or_else(|| Ok(SourceMap::default()), SourceMap::from_json)
+    });
+    // Next to a map that is wrong, a shared prefix is judged by its form alone.
+    let beside = owned
+        .clone()
+        .or_else(|| SourceMap::from_json("{}").ok())
+        .unwrap_or_default();
+    let shared = env.judged("EVENTS_SHARED_PREFIXES", |text| {
+        sources::parse_shared(text.unwrap_or_default(), &beside)
+    });
+    owned.unwrap_or_default().with_shared(shared.unwrap_or_default())
+}
+
+fn endpoint_hosts(env: &mut Reader) -> HostRules {
+    let rules = |text: Option<&str>| {
+        let entries =
+            values::list(text.unwrap_or_default()).map_err(|refusal| vec![format!("it must {}", refusal.allowed)])?;
+        HostRules::parse(&entries).map_err(|fault| vec![fault])
+    };
+    let nowhere = || HostRules::parse(&[]).expect("no entry, no mistake");
+    env.judged("EVENTS_ENDPOINT_HOSTS", rules).unwrap_or_else(nowhere)
 }
 
 fn delivery(env: &mut Reader) -> Delivery {
@@ -542,7 +567,7 @@ fn delivery(env: &mut Reader) -> Delivery {
         backoff_jitter: env.value("EVENTS_BACKOFF_JITTER", values::share),
         dlq_degraded_at: env.number("EVENTS_DLQ_DEGRADED_AT", 0, i64::MAX.unsigned_abs()),
         max_subscriptions: env.number("EVENTS_MAX_SUBSCRIPTIONS", 1, 1_000_000),
-        endpoint_hosts: env.value("EVENTS_ENDPOINT_HOSTS", values::list),
+        endpoint_hosts: endpoint_hosts(env),
         secret_keys: env
             .optional("EVENTS_SECRET_KEY", values::secret_keys)
             .unwrap_or_default(),

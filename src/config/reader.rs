@@ -91,6 +91,36 @@ impl<'a> Reader<'a> {
         self.accept(variable, parse(&given), &given)
     }
 
+    /// A variable whose rules live in another room; `rules` says every mistake in a sentence of its own.
+    pub(super) fn judged<T>(
+        &mut self,
+        name: &'static str,
+        rules: impl FnOnce(Option<&str>) -> Result<T, Vec<String>>,
+    ) -> Option<T> {
+        let variable = known(name);
+        let given = self.given(variable);
+        let default = match variable.default {
+            Fallback::Text(text) => Some(text),
+            Fallback::Unset | Fallback::Computed(_) => None,
+        };
+        match rules(given.as_deref().or(default)) {
+            Ok(value) => Some(value),
+            Err(_) if given.is_some_and(|given| is_hidden(variable, &given)) => {
+                self.mistake(
+                    name,
+                    "is wrong; what was given is not repeated, since it may hold a password",
+                );
+                None
+            }
+            Err(faults) => {
+                for fault in faults {
+                    self.mistake(name, format_args!("is wrong: {fault}"));
+                }
+                None
+            }
+        }
+    }
+
     /// A whole number.
     pub(super) fn number<T: TryFrom<u64>>(&mut self, name: &'static str, least: u64, most: u64) -> T {
         let number = self.value(name, |text| values::whole(text, least, most));
@@ -178,9 +208,9 @@ fn known(name: &str) -> &'static Variable {
     variables::find(name).expect("every variable that is read stands in the table")
 }
 
-/// A password in a URL that should hold none is still a password.
+/// A password in a place that should hold none is still a password; nothing that may be shown needs an `@`.
 fn is_hidden(variable: &Variable, text: &str) -> bool {
-    variable.secret || (text.contains("//") && text.contains('@'))
+    variable.secret || text.contains('@')
 }
 
 fn shown(variable: &Variable, text: &str) -> String {

@@ -424,6 +424,74 @@ fn lists_durations_and_switches_are_typed() {
 }
 
 #[test]
+fn a_map_that_would_leak_a_namespace_is_refused() {
+    let sources = [
+        r#"{"live": ["media."]}"#,
+        r#"{"app": ["app."]}"#,
+        r#"{"app-x1": ["appx1."]}"#,
+        r#"{"Live": ["live."]}"#,
+        r#"{"live": []}"#,
+        "{nope",
+        r#"{"live": ["mediahub."]}"#,
+    ];
+    for value in sources {
+        assert!(
+            refused(&[("EVENTS_SOURCE_PREFIXES", value)]).starts_with("EVENTS_SOURCE_PREFIXES is wrong: "),
+            "{value}"
+        );
+    }
+    for value in ["provider", "media.", "app."] {
+        assert!(
+            refused(&[("EVENTS_SHARED_PREFIXES", value)]).starts_with("EVENTS_SHARED_PREFIXES is wrong: "),
+            "{value}"
+        );
+    }
+    let errors =
+        read(&[("EVENTS_SOURCE_PREFIXES", r#"{"Live": ["live."], "app": ["app."]}"#)]).expect_err("two mistakes");
+    assert_eq!(errors.0.len(), 2, "{errors}");
+    // Only the map decides whether a shared prefix clashes; while the map is wrong, nothing is said about that.
+    assert!(
+        refused(&[
+            ("EVENTS_SOURCE_PREFIXES", "{nope"),
+            ("EVENTS_SHARED_PREFIXES", "media.")
+        ])
+        .contains("SOURCE")
+    );
+}
+
+#[test]
+fn a_map_replaces_the_built_in_one_and_keeps_what_is_shared() {
+    let sources = good(&[]).publish.sources;
+    assert!(sources.may_publish("live", "live.stream.started").is_ok());
+    assert!(sources.may_publish("live", "provider.status.changed").is_ok());
+    let own = ("EVENTS_SOURCE_PREFIXES", r#"{"media-hub": ["mediahub."]}"#);
+    let sources = good(&[own, ("EVENTS_SHARED_PREFIXES", "storage.")]).publish.sources;
+    assert!(sources.may_publish("media-hub", "mediahub.vod.ready").is_ok());
+    assert!(sources.may_publish("media-hub", "storage.object.stored").is_ok());
+    assert!(sources.may_publish("media-hub", "provider.status.changed").is_err());
+    assert!(sources.may_publish("live", "live.stream.started").is_err());
+}
+
+#[test]
+fn endpoint_hosts_are_rules_and_a_wrong_one_is_named() {
+    let default = good(&[]).delivery.endpoint_hosts;
+    assert!(default.check("http://127.0.0.1:9000/hook").is_ok());
+    assert!(default.check("https://live.openvibe.network/hook").is_ok());
+    assert!(default.check("https://hooks.example.test/hook").is_err());
+    let narrowed = good(&[("EVENTS_ENDPOINT_HOSTS", "hooks.example.test")])
+        .delivery
+        .endpoint_hosts;
+    assert!(narrowed.check("https://hooks.example.test/hook").is_ok());
+    assert!(narrowed.check("https://live.openvibe.network/hook").is_err());
+    let message = refused(&[("EVENTS_ENDPOINT_HOSTS", "ok.example.org, http://x")]);
+    assert!(
+        message.starts_with("EVENTS_ENDPOINT_HOSTS is wrong: \"http://x\" is not a host"),
+        "{message}"
+    );
+    assert!(refused(&[("EVENTS_ENDPOINT_HOSTS", ",")]).contains("must name at least one value"));
+}
+
+#[test]
 fn a_receipt_is_never_forgotten_before_its_event() {
     let days = |env: &[(&str, &str)]| good(env).retention.receipts.as_secs() / 86_400;
     assert_eq!(days(&[]), 365, "the replay tier keeps events for a year");
@@ -502,8 +570,8 @@ fn all_mistakes_are_reported_together() {
 /// Every variable in turn holds a password, alone and inside a URL, right or wrong: no output may repeat it.
 #[test]
 fn no_password_is_ever_shown() {
-    let urls =
-        ["postgres", "redis", "nats", "https", "bogus"].map(|scheme| format!("{scheme}://user:{PASSWORD}@host/name"));
+    let urls = ["postgres://", "redis://", "nats://", "https://", "bogus://", ""]
+        .map(|scheme| format!("{scheme}user:{PASSWORD}@host/name"));
     for variable in all() {
         for value in urls
             .iter()
