@@ -75,8 +75,8 @@ fn distance(left: &str, right: &str) -> usize {
 /// The text of `.env.example`: every variable with its default, commented out, so that a copy changes nothing.
 pub fn env_example() -> String {
     let mut text = String::from(
-        "# Every setting of OpenVibe Events with its default. Nothing here has to be set outside production; there,\n\
-         # DATABASE_URL does. `openvibe-events check-config` shows what is in force and where it came from.\n",
+        "# Every setting of OpenVibe Events with its default. `openvibe-events dev` needs none of them; production needs\n\
+         # DATABASE_URL. `openvibe-events check-config` shows what is in force and where it came from.\n",
     );
     for section in SECTIONS {
         let _ = write!(text, "\n\n# {}\n# {}\n", section.title, "-".repeat(section.title.len()));

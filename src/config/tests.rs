@@ -596,7 +596,7 @@ fn a_likely_typo_is_a_warning_and_no_mistake() {
     let names = [
         "EVENTS_WORKR",
         "EVENTS_MAX_HOP",
-        "EVENTS_SOMETHING_ELSE",
+        "EVENTS_WORKSHOP",
         "WORKER",
         "EVENTS_WORKER",
         "PROT",
