@@ -1,0 +1,1 @@
+//! Keys and tokens for the tests of this room.
