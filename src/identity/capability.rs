@@ -59,7 +59,10 @@ impl Capability {
 pub fn granted(caps: &[String], id: &str) -> bool {
     caps.iter().any(|entry| {
         // The dot stays in the prefix, so that `events.app.*` never covers `events.apple.read`.
-        entry == id || entry.strip_suffix('*').is_some_and(|family| family.ends_with('.') && id.starts_with(family))
+        entry == id
+            || entry
+                .strip_suffix('*')
+                .is_some_and(|family| family.ends_with('.') && id.starts_with(family))
     })
 }
 
@@ -83,11 +86,22 @@ mod tests {
         ];
         for (entry, publish, app_read) in table {
             let caps = [entry.to_owned()];
-            assert_eq!(granted(&caps, Capability::EventPublish.id()), publish, "{entry} on publish");
-            assert_eq!(granted(&caps, Capability::AppRead.id()), app_read, "{entry} on app read");
+            assert_eq!(
+                granted(&caps, Capability::EventPublish.id()),
+                publish,
+                "{entry} on publish"
+            );
+            assert_eq!(
+                granted(&caps, Capability::AppRead.id()),
+                app_read,
+                "{entry} on app read"
+            );
         }
         assert!(!granted(&[], Capability::EventRead.id()), "no entry, no grant");
-        assert!(!granted(&["events.app.*".to_owned()], "events.apple.read"), "a family ends at its dot");
+        assert!(
+            !granted(&["events.app.*".to_owned()], "events.apple.read"),
+            "a family ends at its dot"
+        );
     }
 
     #[test]

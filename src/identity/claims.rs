@@ -88,46 +88,77 @@ pub(super) fn read(claims: &Map<String, Value>) -> Result<Claims, String> {
     let kind = subject.and_then(Kind::of_subject);
     rule(kind.is_some(), "sub must name a service, app, mod, node or agent");
     let actor_type = text("actor_type");
-    rule(actor_type.is_some_and(|name| Kind::named(name).is_some()), "actor_type must be service, app, mod, node or agent");
+    rule(
+        actor_type.is_some_and(|name| Kind::named(name).is_some()),
+        "actor_type must be service, app, mod, node or agent",
+    );
     if let (Some(kind), Some(actor)) = (kind, actor_type.and_then(Kind::named)) {
         rule(kind == actor, "sub and actor_type must agree");
     }
 
     let audience = texts("aud");
     let named = |audience: &Vec<&str>| !audience.is_empty() && audience.iter().all(|entry| is_audience(entry));
-    rule(audience.as_ref().is_some_and(named), "aud must be a list of at least one audience");
+    rule(
+        audience.as_ref().is_some_and(named),
+        "aud must be a list of at least one audience",
+    );
     let capabilities = texts("cap");
-    rule(capabilities.as_ref().is_some_and(|caps| caps.iter().all(|cap| is_grant(cap))), "cap must be a list of grants");
+    rule(
+        capabilities
+            .as_ref()
+            .is_some_and(|caps| caps.iter().all(|cap| is_grant(cap))),
+        "cap must be a list of grants",
+    );
     let issued_at_s = claims.get("iat").and_then(integer);
     rule(issued_at_s.is_some(), "iat must be an integer");
     let expires_at_s = claims.get("exp").and_then(integer);
     rule(expires_at_s.is_some(), "exp must be an integer");
     let token_id = text("jti");
-    rule(token_id.is_some_and(|id| id.chars().count() >= 8), "jti must be at least 8 characters");
+    rule(
+        token_id.is_some_and(|id| id.chars().count() >= 8),
+        "jti must be at least 8 characters",
+    );
 
     let acts_for_a_project = matches!(kind, Some(Kind::App | Kind::Agent));
     let optional = |name: &str, valid: fn(&Value) -> bool| claims.get(name).is_none_or(valid);
-    rule(optional("ns", |value| strings(value).is_some()), "ns must be a list of strings");
+    rule(
+        optional("ns", |value| strings(value).is_some()),
+        "ns must be a list of strings",
+    );
     rule(
         optional("project_id", |value| is_id(value, "prj_")) && (text("project_id").is_some() || !acts_for_a_project),
         "project_id must be a project's id",
     );
     let env = text("env").and_then(Env::named);
-    rule(env.is_some() || (claims.get("env").is_none() && !acts_for_a_project), "env must be sandbox or production");
+    rule(
+        env.is_some() || (claims.get("env").is_none() && !acts_for_a_project),
+        "env must be sandbox or production",
+    );
     rule(
         optional("on_behalf_of", |value| is_id(value, "usr_"))
             && (text("on_behalf_of").is_some() || kind != Some(Kind::Agent)),
         "on_behalf_of must be a person's id",
     );
     rule(
-        optional("cap_confirm", |value| strings(value).is_some_and(|codes| codes.iter().all(|code| is_dotted(code, false)))),
+        optional("cap_confirm", |value| {
+            strings(value).is_some_and(|codes| codes.iter().all(|code| is_dotted(code, false)))
+        }),
         "cap_confirm must be a list of capabilities",
     );
-    rule(optional("act", is_host), "act must name a service or an app and nothing else");
+    rule(
+        optional("act", is_host),
+        "act must name a service or an app and nothing else",
+    );
 
-    let (Some(subject), Some(kind), Some(capabilities), Some(issued_at_s), Some(expires_at_s), Some(token_id), true) =
-        (subject, kind, capabilities, issued_at_s, expires_at_s, token_id, faults.is_empty())
-    else {
+    let (Some(subject), Some(kind), Some(capabilities), Some(issued_at_s), Some(expires_at_s), Some(token_id), true) = (
+        subject,
+        kind,
+        capabilities,
+        issued_at_s,
+        expires_at_s,
+        token_id,
+        faults.is_empty(),
+    ) else {
         return Err(faults.join("; "));
     };
     let env = env.unwrap_or(Env::Production);
@@ -207,7 +238,12 @@ fn strings(value: &Value) -> Option<Vec<&str>> {
 
 /// An integer in the sense of JSON Schema: `5.0` is one too.
 fn integer(value: &Value) -> Option<i64> {
-    value.as_i64().or_else(|| value.as_f64().filter(|number| number.fract() == 0.0).map(|number| number as i64))
+    value.as_i64().or_else(|| {
+        value
+            .as_f64()
+            .filter(|number| number.fract() == 0.0)
+            .map(|number| number as i64)
+    })
 }
 
 fn is_id(value: &Value, prefix: &str) -> bool {
@@ -217,7 +253,8 @@ fn is_id(value: &Value, prefix: &str) -> bool {
 /// The platform's ids: upper-case Crockford base 32, with any first character.
 fn is_ulid_after(id: &str, prefix: &str) -> bool {
     id.strip_prefix(prefix).is_some_and(|ulid| {
-        let crockford = |byte| matches!(byte, b'0'..=b'9' | b'A'..=b'H' | b'J' | b'K' | b'M' | b'N' | b'P'..=b'T' | b'V'..=b'Z');
+        let crockford =
+            |byte| matches!(byte, b'0'..=b'9' | b'A'..=b'H' | b'J' | b'K' | b'M' | b'N' | b'P'..=b'T' | b'V'..=b'Z');
         ulid.len() == 26 && ulid.bytes().all(crockford)
     })
 }
@@ -225,11 +262,16 @@ fn is_ulid_after(id: &str, prefix: &str) -> bool {
 fn is_slug(name: &str) -> bool {
     (2..=40).contains(&name.len())
         && name.starts_with(|first: char| first.is_ascii_lowercase())
-        && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+        && name
+            .bytes()
+            .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
 }
 
 fn is_audience(name: &str) -> bool {
-    !name.is_empty() && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-'))
+    !name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-'))
 }
 
 fn is_grant(entry: &str) -> bool {
@@ -239,10 +281,14 @@ fn is_grant(entry: &str) -> bool {
 /// Two or more segments joined by dots; `stars` may stand anywhere but in the first.
 fn is_dotted(entry: &str, stars: bool) -> bool {
     let word = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_');
-    let Some((first, rest)) = entry.split_once('.') else { return false };
+    let Some((first, rest)) = entry.split_once('.') else {
+        return false;
+    };
     first.starts_with(|first: char| first.is_ascii_lowercase())
         && first.bytes().all(word)
-        && rest.split('.').all(|part| !part.is_empty() && part.bytes().all(|byte| word(byte) || (stars && byte == b'*')))
+        && rest
+            .split('.')
+            .all(|part| !part.is_empty() && part.bytes().all(|byte| word(byte) || (stars && byte == b'*')))
 }
 
 fn is_host(act: &Value) -> bool {

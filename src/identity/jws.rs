@@ -4,8 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Map, Value};
 
-/// A decoded token whose signature has not been looked at yet.
-#[derive(Debug)]
+/// A decoded token whose signature has not been looked at yet. It cannot be printed, so that no log can hold one.
 pub struct Jws<'a> {
     signed: &'a str,
     signature: &'a str,
@@ -34,7 +33,12 @@ impl<'a> Jws<'a> {
             return Err("critical header not accepted");
         }
         let kid = header.get("kid").and_then(Value::as_str).map(str::to_owned);
-        Ok(Self { signed, signature, kid, claims })
+        Ok(Self {
+            signed,
+            signature,
+            kid,
+            claims,
+        })
     }
 
     /// The name of the signing key, where the header gives one.

@@ -105,7 +105,14 @@ impl Keys {
 
     fn new(current: Option<KeySet>, document: Option<Url>) -> Self {
         let current = ArcSwapOption::from(current.map(Arc::new));
-        Self { inner: Arc::new(Inner { current, document, fetches: Mutex::default(), tasks: TaskTracker::new() }) }
+        Self {
+            inner: Arc::new(Inner {
+                current,
+                document,
+                fetches: Mutex::default(),
+                tasks: TaskTracker::new(),
+            }),
+        }
     }
 
     /// Whether at least one key is in force.
@@ -148,7 +155,11 @@ impl Keys {
             return self.first_load().await;
         };
         let unknown = kid.is_some_and(|kid| current.may_miss(kid));
-        if unknown { Ok(self.newer_than(current, Hint::UnknownKid).await) } else { Ok(current) }
+        if unknown {
+            Ok(self.newer_than(current, Hint::UnknownKid).await)
+        } else {
+            Ok(current)
+        }
     }
 
     /// Whether a key in force made this token's signature.
@@ -233,7 +244,11 @@ impl Inner {
             }
             Err(error) => {
                 if fetches.failures == 0 {
-                    let kept = if self.current.load().is_some() { "the last good ones stay in force" } else { "none is in force" };
+                    let kept = if self.current.load().is_some() {
+                        "the last good ones stay in force"
+                    } else {
+                        "none is in force"
+                    };
                     let cause: &dyn std::error::Error = &error;
                     tracing::warn!(error = cause, "the network's signing keys cannot be fetched, {kept}");
                 }
@@ -296,4 +311,311 @@ async fn fetch(url: &Url) -> Result<KeySet, FetchError> {
     }
     let document = serde_json::from_slice(&body).map_err(|_| FetchError::NotJson)?;
     KeySet::from_document(&document).ok_or(FetchError::NoKey)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use futures_util::future::join_all;
+    use serde_json::json;
+
+    use super::*;
+    use crate::identity::testing::{KeyServer, key};
+
+    /// Lets `seconds` pass at once. The clock stands still only inside, so that no timer outruns the sockets.
+    async fn pass(seconds: u64) {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        tokio::time::resume();
+    }
+
+    async fn holds(keys: &Keys, token: &str) -> Result<bool, Unavailable> {
+        keys.verify(&Jws::parse(token).expect("well-formed")).await
+    }
+
+    async fn loaded(kids: &[&str]) -> (KeyServer, Keys) {
+        let server = KeyServer::start().await;
+        server.publish(kids);
+        let keys = Keys::fetching(server.url.clone());
+        keys.keys_for(None).await.expect("loads on first use");
+        assert_eq!(server.hits(), 1);
+        (server, keys)
+    }
+
+    async fn until(what: &str, condition: impl Fn() -> bool) {
+        let met = async {
+            while !condition() {
+                tokio::task::yield_now().await;
+            }
+        };
+        assert!(
+            tokio::time::timeout(Duration::from_secs(5), met).await.is_ok(),
+            "{what}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_pinned_key_is_read_with_its_line_ends_escaped_and_never_fetched() {
+        let token = key("k1").token_naming("some-name", &json!({}));
+        for pem in [
+            key("k1").pem(),
+            key("k1").pem().replace('\n', "\\n"),
+            key("k1").pkcs1_pem(),
+        ] {
+            let keys = Keys::pinned(&pem).expect("usable");
+            assert!(keys.loaded());
+            assert_eq!(holds(&keys, &token).await, Ok(true));
+            assert_eq!(holds(&keys, &key("rogue").token(&json!({}))).await, Ok(false));
+        }
+        for pem in [
+            "",
+            "not a key",
+            "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
+        ] {
+            assert!(Keys::pinned(pem).is_err(), "{pem:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn fifty_tokens_with_a_new_key_cost_one_fetch_and_hold_nobody_up() {
+        let (server, keys) = loaded(&["k1"]).await;
+        server.publish(&["k2", "k1"]);
+        server.hold();
+        let token = key("k2").token_naming("k2", &json!({}));
+        let callers: Vec<_> = (0..50)
+            .map(|_| {
+                let (keys, token) = (keys.clone(), token.clone());
+                tokio::spawn(async move { holds(&keys, &token).await })
+            })
+            .collect();
+        server.until_hit(2).await;
+        for valid in [key("k1").token(&json!({})), key("k1").token_naming("k1", &json!({}))] {
+            assert_eq!(
+                holds(&keys, &valid).now_or_never(),
+                Some(Ok(true)),
+                "a valid token waits for nothing"
+            );
+        }
+        server.release();
+        for caller in join_all(callers).await {
+            assert_eq!(caller.expect("no panic"), Ok(true));
+        }
+        assert_eq!(server.hits(), 2, "one fetch for all of them");
+    }
+
+    #[tokio::test]
+    async fn fifty_callers_before_the_first_load_share_one_fetch() {
+        let server = KeyServer::start().await;
+        server.publish(&["k1"]);
+        let keys = Keys::fetching(server.url.clone());
+        let answers = join_all((0..50).map(|_| keys.keys_for(None))).await;
+        assert!(answers.iter().all(Result::is_ok));
+        assert_eq!(server.hits(), 1);
+    }
+
+    #[tokio::test]
+    async fn made_up_names_cost_one_fetch_in_half_a_minute() {
+        let (server, keys) = loaded(&["k1"]).await;
+        for number in 0..20 {
+            let token = key("rogue").token_naming(&format!("made-up-{number}"), &json!({}));
+            assert_eq!(holds(&keys, &token).await, Ok(false));
+        }
+        assert_eq!(server.hits(), 2);
+        pass(29).await;
+        keys.keys_for(Some("made-up")).await.expect("loaded");
+        assert_eq!(server.hits(), 2, "too soon");
+        pass(2).await;
+        keys.keys_for(Some("made-up")).await.expect("loaded");
+        assert_eq!(server.hits(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_rotation_is_noticed_by_tokens_that_name_no_key() {
+        let (server, keys) = loaded(&["k1"]).await;
+        server.publish(&["k2"]);
+        assert_eq!(holds(&keys, &key("k2").token(&json!({}))).await, Ok(true));
+        assert_eq!(server.hits(), 2);
+        for _ in 0..20 {
+            assert_eq!(holds(&keys, &key("rogue").token(&json!({}))).await, Ok(false));
+        }
+        assert_eq!(server.hits(), 2, "a flood of forgeries costs nothing more");
+    }
+
+    #[tokio::test]
+    async fn forgeries_without_a_name_do_not_delay_a_token_that_names_a_new_key() {
+        let (server, keys) = loaded(&["k1"]).await;
+        assert_eq!(holds(&keys, &key("rogue").token(&json!({}))).await, Ok(false));
+        server.publish(&["k1", "k2"]);
+        assert_eq!(holds(&keys, &key("k2").token_naming("k2", &json!({}))).await, Ok(true));
+    }
+
+    #[tokio::test]
+    async fn whatever_goes_wrong_the_last_good_keys_stay_in_force() {
+        let (server, keys) = loaded(&["k1"]).await;
+        let usable = json!({"keys": [key("rogue").jwk()]}).to_string();
+        let elsewhere = format!("location: {}\r\n", server.url);
+        let too_long = format!("{usable}{}", " ".repeat(DOCUMENT_BYTES_MAX));
+        let answers = [
+            ("503 Service Unavailable", "", usable.as_str()),
+            ("302 Found", elsewhere.as_str(), usable.as_str()),
+            ("200 OK", "", "not json"),
+            ("200 OK", "", "{}"),
+            ("200 OK", "", r#"{"keys": [{"kty": "EC"}], "public_key": "HS256"}"#),
+            ("200 OK", "", too_long.as_str()),
+            ("200 OK", "content-length: 1\r\n", usable.as_str()),
+        ];
+        for (number, (status, header, body)) in answers.into_iter().enumerate() {
+            pass(301).await;
+            server.answer(status, header, body);
+            let forged = key("rogue").token_naming("rogue", &json!({}));
+            assert_eq!(holds(&keys, &forged).await, Ok(false), "answer {number}");
+            assert_eq!(server.hits(), number + 2, "answer {number} was asked for once");
+            assert_eq!(
+                holds(&keys, &key("k1").token(&json!({}))).await,
+                Ok(true),
+                "after answer {number}"
+            );
+            assert!(keys.loaded());
+        }
+        pass(301).await;
+        server.publish(&["k2"]);
+        assert_eq!(
+            holds(&keys, &key("k2").token_naming("k2", &json!({}))).await,
+            Ok(true),
+            "and it recovers"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_withdrawn_key_stops_working_at_the_next_refresh() {
+        let server = KeyServer::start().await;
+        server.publish(&["k1", "k2"]);
+        let keys = Keys::fetching(server.url.clone());
+        let stop = CancellationToken::new();
+        let running = tokio::spawn({
+            let (keys, stop) = (keys.clone(), stop.clone());
+            async move { keys.run(stop).await }
+        });
+        until("the first load", || keys.loaded()).await;
+        let withdrawn = key("k1").token_naming("k1", &json!({}));
+        assert_eq!(holds(&keys, &withdrawn).await, Ok(true));
+
+        server.publish(&["k2"]);
+        // The refresh timer starts only after the task has seen the first load.
+        tokio::task::yield_now().await;
+        pass(REFRESH.as_secs()).await;
+        server.until_hit(2).await;
+        until("the new set", || !keys.inner.fetches.lock().is_running()).await;
+        assert_eq!(holds(&keys, &key("k2").token(&json!({}))).await, Ok(true));
+        assert_eq!(holds(&keys, &withdrawn).await, Ok(false));
+        stop.cancel();
+        running.await.expect("stops");
+    }
+
+    #[tokio::test]
+    async fn without_a_key_callers_fail_at_once_until_the_backoff_is_over() {
+        let server = KeyServer::start().await;
+        server.answer("503 Service Unavailable", "", "");
+        let keys = Keys::fetching(server.url.clone());
+        assert_eq!(keys.keys_for(None).await.err(), Some(Unavailable));
+        for _ in 0..20 {
+            assert_eq!(
+                keys.keys_for(Some("k1")).now_or_never().map(|keys| keys.err()),
+                Some(Some(Unavailable))
+            );
+        }
+        assert_eq!(server.hits(), 1, "the backoff shields the network");
+        assert!(!keys.loaded());
+        pass(1).await;
+        assert!(keys.keys_for(None).await.is_err());
+        assert_eq!(server.hits(), 2);
+        pass(1).await;
+        assert!(
+            keys.keys_for(None).now_or_never().expect("at once").is_err(),
+            "the second wait is longer"
+        );
+        pass(1).await;
+        server.publish(&["k1"]);
+        assert!(keys.keys_for(None).await.is_ok());
+        assert!(keys.loaded());
+    }
+
+    #[test]
+    fn failures_are_spaced_wider_and_wider() {
+        let waits: Vec<_> = (0..10).map(|earlier| backoff(earlier).as_secs()).collect();
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 300, 300]);
+        assert_eq!(backoff(u32::MAX).as_secs(), 300);
+    }
+
+    #[tokio::test]
+    async fn the_first_load_is_retried_every_half_minute_whatever_the_backoff() {
+        let server = KeyServer::start().await;
+        server.answer("503 Service Unavailable", "", "");
+        let keys = Keys::fetching(server.url.clone());
+        // Nine failures first: the backoff is at its longest.
+        for _ in 0..9 {
+            assert!(keys.keys_for(None).await.is_err());
+            pass(300).await;
+        }
+        assert!(keys.keys_for(None).await.is_err());
+        let stop = CancellationToken::new();
+        let running = tokio::spawn({
+            let (keys, stop) = (keys.clone(), stop.clone());
+            async move { keys.run(stop).await }
+        });
+        server.until_hit(11).await;
+        until("the failure", || !keys.inner.fetches.lock().is_running()).await;
+        tokio::task::yield_now().await;
+        server.publish(&["k1"]);
+        pass(BOOT_RETRY.as_secs()).await;
+        server.until_hit(12).await;
+        until("the load", || keys.loaded()).await;
+        stop.cancel();
+        running.await.expect("stops");
+    }
+
+    #[tokio::test]
+    async fn a_silent_server_holds_a_caller_for_five_seconds_at_most() {
+        let server = KeyServer::start().await;
+        server.hold();
+        let keys = Keys::fetching(server.url.clone());
+        let caller = tokio::spawn({
+            let keys = keys.clone();
+            async move { keys.keys_for(None).await.err() }
+        });
+        server.until_hit(1).await;
+        assert!(!caller.is_finished());
+        pass(FETCH_TIMEOUT.as_secs()).await;
+        assert_eq!(caller.await.expect("no panic"), Some(Unavailable));
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_goes_away_takes_no_fetch_with_it() {
+        let (server, keys) = loaded(&["k1"]).await;
+        server.publish(&["k2"]);
+        server.hold();
+        let gone = tokio::spawn({
+            let keys = keys.clone();
+            async move { keys.keys_for(Some("k2")).await.is_ok() }
+        });
+        server.until_hit(2).await;
+        gone.abort();
+        assert!(gone.await.is_err(), "gone");
+        server.release();
+        assert_eq!(
+            holds(&keys, &key("k2").token_naming("k2", &json!({}))).await,
+            Ok(true),
+            "joined, not lost"
+        );
+        assert_eq!(server.hits(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_pinned_run_ends_when_told() {
+        let stop = CancellationToken::new();
+        let keys = Keys::pinned(&key("k1").pem()).expect("usable");
+        assert_eq!(keys.run(stop.clone()).now_or_never(), None, "it runs until stopped");
+        stop.cancel();
+        keys.run(stop).await;
+    }
 }
