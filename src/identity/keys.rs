@@ -122,6 +122,8 @@ impl Keys {
     }
 
     /// Loads the keys and keeps them fresh until `stop`: every 30 s until the first load, every 15 min from then on.
+    ///
+    /// It returns once a fetch that was under way has ended, within 5 s.
     pub async fn run(&self, stop: CancellationToken) {
         if self.inner.document.is_some() {
             stop.run_until_cancelled(self.keep_fresh()).await;
@@ -182,7 +184,8 @@ impl Keys {
     async fn first_load(&self) -> Result<Arc<KeySet>, Unavailable> {
         let ended = {
             let mut fetches = self.inner.fetches.lock();
-            let allowed = fetches.is_running() || !fetches.backing_off();
+            // A fetch may have ended since the caller looked.
+            let allowed = !self.loaded() && (fetches.is_running() || !fetches.backing_off());
             allowed.then(|| self.join_or_start(&mut fetches))
         };
         if let Some(ended) = ended {
@@ -219,11 +222,9 @@ impl Keys {
         // A task of its own: a caller that goes away must not take the others' fetch with it.
         self.inner.tasks.spawn(async move {
             let _ended = guard;
-            let outcome = match &inner.document {
-                Some(url) => fetch(url).await,
-                None => Err(FetchError::NoKey),
-            };
-            inner.settle(outcome);
+            if let Some(url) = &inner.document {
+                inner.settle(fetch(url).await);
+            }
         });
         ended
     }
@@ -430,6 +431,18 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn keys_without_names_are_no_reason_to_refetch_for_a_name() {
+        let (server, keys) = loaded(&["k1"]).await;
+        pass(30).await;
+        server.answer("200 OK", "", &json!({"public_key": key("k1").pem()}).to_string());
+        keys.keys_for(Some("k9")).await.expect("loaded");
+        assert_eq!(server.hits(), 2);
+        pass(30).await;
+        assert_eq!(holds(&keys, &key("k1").token_naming("k1", &json!({}))).await, Ok(true));
+        assert_eq!(server.hits(), 2);
+    }
+
+    #[tokio::test]
     async fn a_rotation_is_noticed_by_tokens_that_name_no_key() {
         let (server, keys) = loaded(&["k1"]).await;
         server.publish(&["k2"]);
@@ -586,7 +599,10 @@ mod tests {
         server.until_hit(1).await;
         assert!(!caller.is_finished());
         pass(FETCH_TIMEOUT.as_secs()).await;
-        assert_eq!(caller.await.expect("no panic"), Some(Unavailable));
+        let answer = tokio::time::timeout(Duration::from_secs(5), caller)
+            .await
+            .expect("the caller is let go");
+        assert_eq!(answer.expect("no panic"), Some(Unavailable));
     }
 
     #[tokio::test]
