@@ -33,7 +33,10 @@ impl FieldError {
     /// A fault at `path`; an empty pointer is written `/`, as the contract has it.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
         let path = path.into();
-        Self { path: if path.is_empty() { "/".to_owned() } else { path }, message: message.into() }
+        Self {
+            path: if path.is_empty() { "/".to_owned() } else { path },
+            message: message.into(),
+        }
     }
 }
 
@@ -70,18 +73,37 @@ impl TokenFault {
 
     fn code_and_detail(self) -> (&'static str, &'static str) {
         match self {
-            Self::Missing => ("token.missing", "this route needs the header Authorization: Bearer <token>"),
-            Self::Malformed => ("token.malformed", "the bearer token is not a signed JWT; send it as it was issued"),
-            Self::BadSignature => ("token.bad_signature", "no key of the issuer verifies the token; ask for a new one"),
+            Self::Missing => (
+                "token.missing",
+                "this route needs the header Authorization: Bearer <token>",
+            ),
+            Self::Malformed => (
+                "token.malformed",
+                "the bearer token is not a signed JWT; send it as it was issued",
+            ),
+            Self::BadSignature => (
+                "token.bad_signature",
+                "no key of the issuer verifies the token; ask for a new one",
+            ),
             Self::Expired => ("token.expired", "the token has expired; ask for a new one"),
-            Self::WrongIssuer => ("token.wrong_issuer", "the token comes from another issuer than this service trusts"),
+            Self::WrongIssuer => (
+                "token.wrong_issuer",
+                "the token comes from another issuer than this service trusts",
+            ),
             Self::WrongAudience => ("token.wrong_audience", "the token's aud does not name this service"),
-            Self::InvalidClaims => {
-                ("token.invalid_claims", "the token's claims do not describe a service or app this service accepts")
-            }
+            Self::InvalidClaims => (
+                "token.invalid_claims",
+                "the token's claims do not describe a service or app this service accepts",
+            ),
             Self::SandboxRefused => ("token.sandbox_refused", "a sandbox token is not accepted here"),
-            Self::Revoked => ("token.revoked", "the app's access was revoked; ask for a new token after it is restored"),
-            Self::Invalid => ("token.invalid", "the bearer token is neither a service token nor a session token"),
+            Self::Revoked => (
+                "token.revoked",
+                "the app's access was revoked; ask for a new token after it is restored",
+            ),
+            Self::Invalid => (
+                "token.invalid",
+                "the bearer token is neither a service token nor a session token",
+            ),
         }
     }
 }
@@ -311,12 +333,18 @@ impl ApiError {
 
     /// "Not now": the database or its pool. Callers are asked to come back in 2 s.
     pub fn unavailable(cause: impl Into<Cause>) -> Self {
-        Self::Unavailable { retry_after_s: 2, cause: cause.into() }
+        Self::Unavailable {
+            retry_after_s: 2,
+            cause: cause.into(),
+        }
     }
 
     /// Says which event of a batch the refusal is about.
     pub fn at(self, index: usize) -> Self {
-        Self::Item { index, error: Box::new(self) }
+        Self::Item {
+            index,
+            error: Box::new(self),
+        }
     }
 
     /// The status and the stable code. A new variant has to choose both here.
@@ -365,8 +393,12 @@ impl ApiError {
         if status.is_server_error() {
             self.log(request_id, trace_id, code);
         }
-        let body = serde_json::to_vec(&Document { error: self, request_id, trace_id })
-            .expect("strings and numbers always serialise");
+        let body = serde_json::to_vec(&Document {
+            error: self,
+            request_id,
+            trace_id,
+        })
+        .expect("strings and numbers always serialise");
         let mut response = Response::new(Body::from(body));
         *response.status_mut() = status;
         let headers = response.headers_mut();
@@ -435,7 +467,11 @@ impl ApiError {
             Self::BodyTooLarge { limit } | Self::BatchTooLarge { limit } | Self::PayloadTooLarge { limit, .. } => {
                 map.serialize_entry("limit", limit)
             }
-            Self::LoopDetected { event_id, hops, max_hops } => {
+            Self::LoopDetected {
+                event_id,
+                hops,
+                max_hops,
+            } => {
                 map.serialize_entry("event_id", event_id)?;
                 map.serialize_entry("hops", hops)?;
                 map.serialize_entry("max_hops", max_hops)

@@ -49,8 +49,9 @@ pub const PROCESS_UPTIME: &str = "process_uptime_seconds";
 pub const PROCESS_START: &str = "process_start_time_seconds";
 
 const HTTP_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
-const LATENCY_BUCKETS: [f64; 14] =
-    [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0];
+const LATENCY_BUCKETS: [f64; 14] = [
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0,
+];
 
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +67,9 @@ pub enum LogFormat {
 /// Fails when the filter does not parse or logging has already been started; the text says which.
 pub fn log_to_stderr(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| format!("the log filter {filter:?}: {error}"))?;
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr);
     match format {
         LogFormat::Human => subscriber.try_init(),
         LogFormat::Json => subscriber.json().flatten_event(true).try_init(),
@@ -112,7 +115,9 @@ impl Metrics {
             .get_or_init(|| {
                 let recorder = PrometheusBuilder::new()
                     .set_buckets_for_metric(Matcher::Full(HTTP_DURATION.to_owned()), &HTTP_BUCKETS)
-                    .and_then(|b| b.set_buckets_for_metric(Matcher::Full(DELIVERY_LATENCY.to_owned()), &LATENCY_BUCKETS))
+                    .and_then(|b| {
+                        b.set_buckets_for_metric(Matcher::Full(DELIVERY_LATENCY.to_owned()), &LATENCY_BUCKETS)
+                    })
                     .expect("the bucket lists are not empty")
                     .build_recorder();
                 let handle = recorder.handle();
@@ -129,8 +134,18 @@ impl Metrics {
         let mut text = self.handle.render();
         if let Some(counts) = readings.deliveries {
             head(&mut text, DELIVERIES, "Deliveries, by status.");
-            let DeliveryCounts { pending, delivered, failed, dead } = counts;
-            for (status, count) in [("pending", pending), ("delivered", delivered), ("failed", failed), ("dead", dead)] {
+            let DeliveryCounts {
+                pending,
+                delivered,
+                failed,
+                dead,
+            } = counts;
+            for (status, count) in [
+                ("pending", pending),
+                ("delivered", delivered),
+                ("failed", failed),
+                ("dead", dead),
+            ] {
                 line(&mut text, format_args!("{DELIVERIES}{{status=\"{status}\"}} {count}"));
             }
             head(&mut text, DLQ_DEPTH, "Dead deliveries.");
@@ -165,10 +180,22 @@ fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
 }
 
 fn describe() {
-    describe_counter!(HTTP_REQUESTS, Unit::Count, "Requests, by method, route template and class of status.");
-    describe_histogram!(HTTP_DURATION, Unit::Seconds, "Time to the head of the answer, by method and route template.");
+    describe_counter!(
+        HTTP_REQUESTS,
+        Unit::Count,
+        "Requests, by method, route template and class of status."
+    );
+    describe_histogram!(
+        HTTP_DURATION,
+        Unit::Seconds,
+        "Time to the head of the answer, by method and route template."
+    );
     describe_gauge!(HTTP_IN_FLIGHT, Unit::Count, "Requests being handled.");
-    describe_histogram!(DELIVERY_LATENCY, Unit::Seconds, "Time from receipt to delivery, by priority.");
+    describe_histogram!(
+        DELIVERY_LATENCY,
+        Unit::Seconds,
+        "Time from receipt to delivery, by priority."
+    );
     describe_counter!(DELIVERY_ATTEMPTS, Unit::Count, "Webhook attempts, by outcome.");
     describe_counter!(RATE_LIMITED, Unit::Count, "Requests refused by a per-actor limit.");
     describe_gauge!(RELEASE_INFO, Unit::Count, "The service and its release; always 1.");
@@ -190,7 +217,11 @@ impl HttpRequest {
     pub fn start(method: &Method, route: Option<&MatchedPath>) -> Self {
         gauge!(HTTP_IN_FLIGHT).increment(1);
         let route = route.map_or("unmatched", MatchedPath::as_str).to_owned();
-        Self { method: method_label(method), route, since: Instant::now() }
+        Self {
+            method: method_label(method),
+            route,
+            since: Instant::now(),
+        }
     }
 
     /// Counts it out: by the class of `status`, or as `aborted` when the caller went away before there was one.
@@ -290,17 +321,24 @@ fn process() {
     }
     // The second field is the program's name and may hold spaces; the third follows its closing bracket.
     let stat = read("/proc/self/stat");
-    let fields: Vec<&str> =
-        stat.as_deref().and_then(|stat| stat.rsplit_once(')')).map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
+    let fields: Vec<&str> = stat
+        .as_deref()
+        .and_then(|stat| stat.rsplit_once(')'))
+        .map(|(_, rest)| rest.split_whitespace().collect())
+        .unwrap_or_default();
     let field = |nth: usize| fields.get(nth - 3).and_then(|text| number(text));
     if let (Some(user), Some(system)) = (field(14), field(15)) {
         gauge!(PROCESS_CPU).set((user + system) / TICKS_PER_SECOND);
     }
-    let Some(started) = field(22).map(|ticks| ticks / TICKS_PER_SECOND) else { return };
+    let Some(started) = field(22).map(|ticks| ticks / TICKS_PER_SECOND) else {
+        return;
+    };
     if let Some(up) = read("/proc/uptime").and_then(|text| number(text.split_whitespace().next()?)) {
         gauge!(PROCESS_UPTIME).set((up - started).max(0.0));
     }
-    if let Some(booted) = read("/proc/stat").and_then(|text| number(text.lines().find_map(|line| line.strip_prefix("btime "))?)) {
+    if let Some(booted) =
+        read("/proc/stat").and_then(|text| number(text.lines().find_map(|line| line.strip_prefix("btime "))?))
+    {
         gauge!(PROCESS_START).set(booted + started);
     }
 }

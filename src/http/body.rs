@@ -8,10 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::Request;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use axum::http::{HeaderMap, HeaderValue};
-use axum::response::Response;
+use axum::http::{HeaderMap, HeaderValue, Request, Response};
 use futures_util::{StreamExt, stream};
 use tower::{Service, service_fn};
 use tower_http::decompression::RequestDecompression;
@@ -29,11 +27,13 @@ const BODY_DEADLINE: Duration = Duration::from_secs(30);
 ///
 /// Refusals: 415 for a content type, charset or encoding that is not accepted, 413 over `limit` bytes (counted as they
 /// arrive and as they unpack), 400 `events.bad_json` for everything else that is wrong with it.
-pub async fn read_json(request: Request, limit: usize) -> Result<String, ApiError> {
+pub async fn read_json(request: Request<Body>, limit: usize) -> Result<String, ApiError> {
     let (parts, body) = request.into_parts();
     let read = async {
         let declared = body.size_hint().lower();
-        let Some(body) = non_empty(body).await? else { return Ok("{}".to_owned()) };
+        let Some(body) = non_empty(body).await? else {
+            return Ok("{}".to_owned());
+        };
         accepted_type(&parts.headers)?;
         let encoding = accepted_encoding(&parts.headers)?;
         if declared > u64::try_from(limit).unwrap_or(u64::MAX) {
@@ -44,7 +44,9 @@ pub async fn read_json(request: Request, limit: usize) -> Result<String, ApiErro
         Ok(String::from_utf8(bytes).expect("a checked document is UTF-8"))
     };
     tokio::time::timeout(BODY_DEADLINE, read).await.unwrap_or_else(|_| {
-        Err(ApiError::BadJson(format!("the body did not arrive within {} s", BODY_DEADLINE.as_secs()).into()))
+        Err(ApiError::BadJson(
+            format!("the body did not arrive within {} s", BODY_DEADLINE.as_secs()).into(),
+        ))
     })
 }
 
@@ -61,7 +63,9 @@ async fn non_empty(body: Body) -> Result<Option<Body>, ApiError> {
     while let Some(chunk) = rest.next().await {
         let chunk = chunk.map_err(|_| cut_short())?;
         if !chunk.is_empty() {
-            return Ok(Some(Body::from_stream(stream::once(std::future::ready(Ok(chunk))).chain(rest))));
+            return Ok(Some(Body::from_stream(
+                stream::once(std::future::ready(Ok(chunk))).chain(rest),
+            )));
         }
     }
     Ok(None)
@@ -85,23 +89,27 @@ async fn unpacked(body: Body, encoding: HeaderValue, limit: usize) -> Result<Vec
     let mut request = Request::new(Body::from_stream(counted));
     request.headers_mut().insert(CONTENT_ENCODING, encoding);
 
+    let echo = service_fn(|request: Request<_>| async { Ok::<_, ApiError>(Response::new(request.into_body())) });
+    let response = RequestDecompression::new(echo)
+        .gzip(true)
+        .deflate(true)
+        .call(request)
+        .await?;
+    let mut unpacked = Body::new(response.into_body()).into_data_stream();
     let mut bytes = Vec::new();
-    let collect = service_fn(|request: axum::http::Request<_>| {
-        let bytes = &mut bytes;
-        let over = &over;
-        async move {
-            let mut unpacked = Body::new(request.into_body()).into_data_stream();
-            while let Some(chunk) = unpacked.next().await {
-                let chunk = chunk.map_err(|_| if over.load(Ordering::Relaxed) { over_limit(limit) } else { cut_short() })?;
-                if bytes.len() + chunk.len() > limit {
-                    return Err(over_limit(limit));
-                }
-                bytes.extend_from_slice(&chunk);
+    while let Some(chunk) = unpacked.next().await {
+        let chunk = chunk.map_err(|_| {
+            if over.load(Ordering::Relaxed) {
+                over_limit(limit)
+            } else {
+                cut_short()
             }
-            Ok::<_, ApiError>(Response::new(Body::empty()))
+        })?;
+        if bytes.len() + chunk.len() > limit {
+            return Err(over_limit(limit));
         }
-    });
-    RequestDecompression::new(collect).gzip(true).deflate(true).call(request).await?;
+        bytes.extend_from_slice(&chunk);
+    }
     Ok(bytes)
 }
 
@@ -116,10 +124,14 @@ fn cut_short() -> ApiError {
 /// `application/json` or `application/*+json`, in UTF-8.
 fn accepted_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let refused = || {
-        ApiError::UnsupportedMediaType("Content-Type must be application/json, in UTF-8, for a request with a body".into())
+        ApiError::UnsupportedMediaType(
+            "Content-Type must be application/json, in UTF-8, for a request with a body".into(),
+        )
     };
     let mut values = headers.get_all(CONTENT_TYPE).iter();
-    let (Some(value), None) = (values.next(), values.next()) else { return Err(refused()) };
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return Err(refused());
+    };
     let value = value.to_str().map_err(|_| refused())?.to_ascii_lowercase();
     let mut parts = value.split(';').map(str::trim);
     let essence = parts.next().unwrap_or_default();
@@ -127,7 +139,9 @@ fn accepted_type(headers: &HeaderMap) -> Result<(), ApiError> {
     if suffix != "json" && !suffix.strip_suffix("+json").is_some_and(|name| !name.is_empty()) {
         return Err(refused());
     }
-    let charsets = parts.filter_map(|part| part.split_once('=')).filter(|(name, _)| name.trim() == "charset");
+    let charsets = parts
+        .filter_map(|part| part.split_once('='))
+        .filter(|(name, _)| name.trim() == "charset");
     for (_, charset) in charsets {
         if !matches!(charset.trim().trim_matches('"'), "utf-8" | "utf8") {
             return Err(refused());
@@ -148,6 +162,8 @@ fn accepted_encoding(headers: &HeaderMap) -> Result<HeaderValue, ApiError> {
         "identity" => Ok(HeaderValue::from_static("identity")),
         "gzip" => Ok(HeaderValue::from_static("gzip")),
         "deflate" => Ok(HeaderValue::from_static("deflate")),
-        _ => Err(ApiError::UnsupportedMediaType("Content-Encoding must be identity, gzip or deflate".into())),
+        _ => Err(ApiError::UnsupportedMediaType(
+            "Content-Encoding must be identity, gzip or deflate".into(),
+        )),
     }
 }

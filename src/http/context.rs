@@ -9,6 +9,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::Response;
 
+use crate::domain::ids::new_request_id;
+use crate::domain::trace::{Traceparent, is_request_id};
 use crate::problem::{ApiError, Rejection};
 use crate::telemetry;
 
@@ -25,10 +27,8 @@ const UNCOUNTED: &str = "/realtime/stream";
 pub struct RequestContext {
     /// The caller's, when it is 8 to 128 of `A-Za-z0-9._-`; otherwise `req_` and 24 hex digits.
     pub request_id: String,
-    /// 32 lower-case hex digits, never all zero.
-    pub trace_id: String,
-    /// The caller's trace flags, two hex digits; `01` for a trace started here.
-    pub flags: String,
+    /// The caller's trace, or one started here. What is sent on is `trace.next_span()`.
+    pub trace: Traceparent,
     /// Whether the trace is the caller's. A trace started here says nothing about earlier hops.
     pub given: bool,
 }
@@ -36,19 +36,21 @@ pub struct RequestContext {
 impl RequestContext {
     /// Reads the ids of a request, making those that are absent or malformed.
     pub fn of(headers: &HeaderMap) -> Self {
-        let trace = text(headers, &TRACEPARENT).and_then(parse_traceparent);
-        let given = trace.is_some();
-        let (trace_id, flags) = trace.unwrap_or_else(|| (random_hex::<16>(), "01".to_owned()));
+        let trace = text(headers, &TRACEPARENT).and_then(Traceparent::parse);
         let request_id = match text(headers, &REQUEST_ID) {
             Some(id) if is_request_id(id) => id.to_owned(),
-            _ => format!("req_{}", random_hex::<12>()),
+            _ => new_request_id(),
         };
-        Self { request_id, trace_id, flags, given }
+        Self {
+            request_id,
+            given: trace.is_some(),
+            trace: trace.unwrap_or_else(Traceparent::start),
+        }
     }
 
-    /// The header for what this service sends on: the same trace, a new span.
-    pub fn traceparent(&self) -> String {
-        format!("00-{}-{}-{}", self.trace_id, random_hex::<8>(), self.flags)
+    /// The trace id, 32 lower-case hex digits.
+    pub fn trace_id(&self) -> &str {
+        self.trace.trace_id()
     }
 }
 
@@ -57,7 +59,11 @@ impl<S: Send + Sync> FromRequestParts<S> for RequestContext {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         // A handler tested without the layers still gets ids.
-        Ok(parts.extensions.get::<Self>().cloned().unwrap_or_else(|| Self::of(&parts.headers)))
+        Ok(parts
+            .extensions
+            .get::<Self>()
+            .cloned()
+            .unwrap_or_else(|| Self::of(&parts.headers)))
     }
 }
 
@@ -82,7 +88,7 @@ pub async fn edge(mut request: Request, next: Next) -> Response {
 /// The whole answer to a request that never reaches a route.
 pub fn refusal(error: &ApiError, headers: &HeaderMap) -> Response {
     let context = RequestContext::of(headers);
-    let mut response = error.document(&context.request_id, &context.trace_id);
+    let mut response = error.document(&context.request_id, context.trace_id());
     common_headers(&context, &mut response);
     response
 }
@@ -90,13 +96,13 @@ pub fn refusal(error: &ApiError, headers: &HeaderMap) -> Response {
 fn common_headers(context: &RequestContext, response: &mut Response) {
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, ascii(&context.request_id));
-    headers.insert(TRACEPARENT, ascii(&context.traceparent()));
+    headers.insert(TRACEPARENT, ascii(&context.trace.next_span().to_string()));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
 }
 
 /// The document, under the headers that the handler may have set on its refusal.
 fn written(error: &ApiError, context: &RequestContext, refused: Response, head_only: bool) -> Response {
-    let (mut parts, body) = error.document(&context.request_id, &context.trace_id).into_parts();
+    let (mut parts, body) = error.document(&context.request_id, context.trace_id()).into_parts();
     let mut headers = refused.into_parts().0.headers;
     headers.remove(CONTENT_LENGTH);
     // A wrong method is answered like a path nobody serves, so there is nothing to list.
@@ -124,7 +130,10 @@ impl Counted {
         if route.is_some_and(|route| route.as_str() == UNCOUNTED) {
             return None;
         }
-        Some(Self { request: telemetry::HttpRequest::start(request.method(), route), status: None })
+        Some(Self {
+            request: telemetry::HttpRequest::start(request.method(), route),
+            status: None,
+        })
     }
 
     fn finished(&mut self, status: u16) {
@@ -144,38 +153,4 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
 
 fn ascii(value: &str) -> HeaderValue {
     HeaderValue::from_str(value).expect("ids are made of, or checked to be, visible ASCII")
-}
-
-fn is_request_id(id: &str) -> bool {
-    (8..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
-}
-
-/// Trace id and flags of a version `00` header; `None` for anything else, all-zero ids included.
-fn parse_traceparent(header: &str) -> Option<(String, String)> {
-    let header = header.trim().to_ascii_lowercase();
-    let mut parts = header.split('-');
-    let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-    let hex = |part: &str, length: usize| {
-        part.len() == length && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-    };
-    let zero = |part: &str| part.bytes().all(|b| b == b'0');
-    let valid = parts.next().is_none()
-        && version == "00"
-        && hex(trace, 32)
-        && hex(span, 16)
-        && hex(flags, 2)
-        && !zero(trace)
-        && !zero(span);
-    valid.then(|| (trace.to_owned(), flags.to_owned()))
-}
-
-/// `N` random bytes in hex, never all zero.
-fn random_hex<const N: usize>() -> String {
-    loop {
-        let mut bytes = [0_u8; N];
-        rand::fill(&mut bytes[..]);
-        if bytes.iter().any(|&byte| byte != 0) {
-            return hex::encode(bytes);
-        }
-    }
 }

@@ -150,7 +150,10 @@ struct Linger {
 
 impl<S> Gate<S> {
     pub(super) fn new(io: S) -> (Self, Gatekeeper) {
-        let state = Arc::new(Mutex::new(State { mode: Mode::Head, head: Head::default() }));
+        let state = Arc::new(Mutex::new(State {
+            mode: Mode::Head,
+            head: Head::default(),
+        }));
         let gate = Self {
             io,
             state: state.clone(),
@@ -212,7 +215,9 @@ fn disagreement() -> io::Error {
 }
 
 fn expired(deadline: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> bool {
-    deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready())
+    deadline
+        .as_mut()
+        .is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready())
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Gate<S> {
@@ -231,7 +236,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gate<S> {
             Mode::Body(left) => (left, usize::try_from(left).unwrap_or(usize::MAX)),
             Mode::Head => {
                 if expired(&mut this.head_deadline, cx) {
-                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the head did not arrive in time")));
+                    return Poll::Ready(Err(io::Error::new(
+                        io::ErrorKind::TimedOut,
+                        "the head did not arrive in time",
+                    )));
                 }
                 let mut bytes = [0_u8; READ_SIZE];
                 let mut read = ReadBuf::new(&mut bytes);
@@ -298,12 +306,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gate<S> {
         let this = &mut *self;
         if this.linger.is_none() {
             ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
-            this.linger = Some(Linger { until: Box::pin(sleep(LINGER)), bytes_left: LINGER_BYTES });
+            this.linger = Some(Linger {
+                until: Box::pin(sleep(LINGER)),
+                bytes_left: LINGER_BYTES,
+            });
         }
         if !this.is_unread() {
             return Poll::Ready(Ok(()));
         }
-        let Gate { io, linger: Some(linger), .. } = this else { return Poll::Ready(Ok(())) };
+        let Gate {
+            io,
+            linger: Some(linger),
+            ..
+        } = this
+        else {
+            return Poll::Ready(Ok(()));
+        };
         let mut bytes = [0_u8; READ_SIZE];
         while linger.until.as_mut().poll(cx).is_pending() && linger.bytes_left > 0 {
             let mut read = ReadBuf::new(&mut bytes);
@@ -325,9 +343,13 @@ impl<S> Gate<S> {
             self.write_deadline = None;
             return written;
         }
-        self.write_deadline.get_or_insert_with(|| Box::pin(sleep(WRITE_DEADLINE)));
+        self.write_deadline
+            .get_or_insert_with(|| Box::pin(sleep(WRITE_DEADLINE)));
         if expired(&mut self.write_deadline, cx) {
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer does not read its answer")));
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the peer does not read its answer",
+            )));
         }
         Poll::Pending
     }

@@ -5,18 +5,19 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::State;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::StatusCode;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::Router;
 use futures_util::future::{BoxFuture, FutureExt, Shared, WeakShared, join, join_all};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use crate::domain::time::Millis;
 use crate::problem::Cause;
 use crate::telemetry::DeliveryCounts;
 
@@ -47,9 +48,16 @@ impl ReadyCheck {
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Verdict> + Send + 'static,
     {
-        Self { name, required, run: Arc::new(move || run().boxed()) }
+        Self {
+            name,
+            required,
+            run: Arc::new(move || run().boxed()),
+        }
     }
 }
+
+/// The wall clock, which only dates what a report says.
+pub type Now = fn() -> Millis;
 
 /// What a check found.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,7 +78,10 @@ pub enum Verdict {
 impl Verdict {
     /// A failure without detail.
     pub fn failed(error: impl ToString) -> Self {
-        Self::Failed { error: error.to_string(), detail: None }
+        Self::Failed {
+            error: error.to_string(),
+            detail: None,
+        }
     }
 }
 
@@ -113,24 +124,37 @@ pub struct Readiness {
     release: String,
     checks: Vec<ReadyCheck>,
     vitals: Arc<dyn Vitals>,
+    now: Now,
     running: Mutex<Option<WeakShared<BoxFuture<'static, Arc<Report>>>>>,
 }
 
 impl Readiness {
-    /// `release` is the commit that runs; `checks` are shown in this order of failure lists.
-    pub fn new(release: impl Into<String>, checks: Vec<ReadyCheck>, vitals: Arc<dyn Vitals>) -> Self {
-        Self { release: release.into(), checks, vitals, running: Mutex::new(None) }
+    /// `release` is the commit that runs. Lists of failed checks follow the order of `checks`.
+    pub fn new(release: impl Into<String>, checks: Vec<ReadyCheck>, vitals: Arc<dyn Vitals>, now: Now) -> Self {
+        Self {
+            release: release.into(),
+            checks,
+            vitals,
+            now,
+            running: Mutex::new(None),
+        }
     }
 
     /// Runs every check, or joins the run that is under way.
     pub async fn report(&self) -> Arc<Report> {
         let run = {
             let mut running = self.running.lock();
-            match running.as_ref().and_then(WeakShared::upgrade).filter(|run| run.peek().is_none()) {
+            match running
+                .as_ref()
+                .and_then(WeakShared::upgrade)
+                .filter(|run| run.peek().is_none())
+            {
                 Some(run) => run,
                 None => {
                     let run: Shared<_> =
-                        examine(self.release.clone(), self.checks.clone(), self.vitals.clone()).boxed().shared();
+                        examine(self.release.clone(), self.checks.clone(), self.vitals.clone(), self.now)
+                            .boxed()
+                            .shared();
                     *running = run.downgrade();
                     run
                 }
@@ -173,15 +197,15 @@ struct Outcome {
     checked_at: String,
 }
 
-async fn examine(release: String, checks: Vec<ReadyCheck>, vitals: Arc<dyn Vitals>) -> Arc<Report> {
-    let outcomes = join_all(checks.iter().map(outcome));
+async fn examine(release: String, checks: Vec<ReadyCheck>, vitals: Arc<dyn Vitals>, now: Now) -> Arc<Report> {
+    let outcomes = join_all(checks.iter().map(|check| outcome(check, now)));
     let (outcomes, stored) = join(outcomes, tokio::time::timeout(CHECK_DEADLINE, vitals.stored())).await;
     let mut report = Report {
         ready: true,
         status: "ready",
         service: SERVICE,
         release,
-        checked_at: now_text(),
+        checked_at: now().to_iso(),
         failed: Vec::new(),
         degraded: Vec::new(),
         skipped: Vec::new(),
@@ -221,7 +245,7 @@ async fn examine(release: String, checks: Vec<ReadyCheck>, vitals: Arc<dyn Vital
     Arc::new(report)
 }
 
-async fn outcome(check: &ReadyCheck) -> Outcome {
+async fn outcome(check: &ReadyCheck, now: Now) -> Outcome {
     let since = Instant::now();
     // The closure itself is called inside the guard: it may panic before it returns a future.
     let run = AssertUnwindSafe(async { (check.run)().await }).catch_unwind();
@@ -242,7 +266,7 @@ async fn outcome(check: &ReadyCheck) -> Outcome {
         reason,
         detail,
         latency_ms: (since.elapsed().as_secs_f64() * 10_000.0).round() / 10.0,
-        checked_at: now_text(),
+        checked_at: now().to_iso(),
     }
 }
 
@@ -272,7 +296,11 @@ fn safe_word(word: &str) -> String {
         }
     }
     let lower = word.to_ascii_lowercase();
-    if let Some(value) = SECRETS.iter().filter_map(|name| lower.find(name).map(|at| at + name.len())).min() {
+    if let Some(value) = SECRETS
+        .iter()
+        .filter_map(|name| lower.find(name).map(|at| at + name.len()))
+        .min()
+    {
         word.truncate(value);
     }
     word
@@ -292,14 +320,27 @@ fn health(version: &'static str) -> Response {
         service: &'static str,
         version: &'static str,
     }
-    json(StatusCode::OK, &Health { status: "ok", service: "openvibe-events", version })
+    json(
+        StatusCode::OK,
+        &Health {
+            status: "ok",
+            service: "openvibe-events",
+            version,
+        },
+    )
 }
 
 async fn ready(State(readiness): State<Arc<Readiness>>) -> Response {
     let report = readiness.report().await;
-    let status = if report.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if report.ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
     let mut response = json(status, &*report);
-    response.headers_mut().insert(CACHE_CONTROL, axum::http::HeaderValue::from_static("no-store"));
+    response
+        .headers_mut()
+        .insert(CACHE_CONTROL, axum::http::HeaderValue::from_static("no-store"));
     response
 }
 
@@ -309,8 +350,4 @@ pub fn json(status: StatusCode, body: &impl Serialize) -> Response {
         Ok(bytes) => (status, [(CONTENT_TYPE, "application/json; charset=utf-8")], bytes).into_response(),
         Err(error) => crate::problem::ApiError::internal(error).into_response(),
     }
-}
-
-fn now_text() -> String {
-    String::new()
 }

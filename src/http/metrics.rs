@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderMap, Method, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::Router;
 
 use super::fallback;
 use super::health::Vitals;
@@ -21,7 +21,9 @@ const COLLECT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The route. Anyone but a direct loopback caller is answered as if it did not exist.
 pub fn routes(metrics: Metrics, vitals: Arc<dyn Vitals>) -> Router {
-    Router::new().route("/metrics", get(scrape)).with_state((metrics, vitals))
+    Router::new()
+        .route("/metrics", get(scrape))
+        .with_state((metrics, vitals))
 }
 
 async fn scrape(
@@ -41,7 +43,10 @@ async fn scrape(
         latest_seq: stored.map(|stored| stored.latest_seq),
         realtime_connections: Some(vitals.realtime_connections()),
     };
-    let headers = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8"), (CACHE_CONTROL, "no-store")];
+    let headers = [
+        (CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8"),
+        (CACHE_CONTROL, "no-store"),
+    ];
     (headers, metrics.render(&readings)).into_response()
 }
 
@@ -51,7 +56,10 @@ pub fn is_direct_loopback(peer: Option<SocketAddr>, headers: &HeaderMap) -> bool
     let forwarded = headers.keys().any(|name| {
         let name = name.as_str();
         name.starts_with("x-forwarded-")
-            || matches!(name, "forwarded" | "via" | "x-real-ip" | "cf-connecting-ip" | "true-client-ip")
+            || matches!(
+                name,
+                "forwarded" | "via" | "x-real-ip" | "cf-connecting-ip" | "true-client-ip"
+            )
     });
     !forwarded && peer.is_some_and(|peer| peer.ip().to_canonical().is_loopback())
 }

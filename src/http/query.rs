@@ -17,8 +17,9 @@ impl Query {
     pub fn parse(raw: &str) -> Result<Self, ApiError> {
         let pairs = raw.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let name = decoded(name)
-                .ok_or(ApiError::BadRequest("the query has a parameter name that is not percent-encoded UTF-8".into()))?;
+            let name = decoded(name).ok_or(ApiError::BadRequest(
+                "the query has a parameter name that is not percent-encoded UTF-8".into(),
+            ))?;
             let value = decoded(value).ok_or_else(|| {
                 ApiError::BadRequest(format!("{name} must be percent-encoded UTF-8 in the query").into())
             })?;
@@ -81,7 +82,9 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for PathOf<
         let whole = decoded_bytes(raw, Plus::Literal).is_some();
         match Path::<T>::from_request_parts(parts, state).await {
             Ok(Path(value)) if whole => Ok(Self(value)),
-            _ => Err(ApiError::NotFound("the path is not percent-encoded UTF-8, so it names nothing here".into())),
+            _ => Err(ApiError::NotFound(
+                "the path is not percent-encoded UTF-8, so it names nothing here".into(),
+            )),
         }
     }
 }

@@ -58,11 +58,17 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
 
     while let Some(slot) = stop.run_until_cancelled(slots.clone().acquire_owned()).await {
         let slot = slot.expect("nobody closes the semaphore");
-        let Some(accepted) = stop.run_until_cancelled(listener.accept()).await else { break };
+        let Some(accepted) = stop.run_until_cancelled(listener.accept()).await else {
+            break;
+        };
         match accepted {
             Ok((stream, peer)) => {
                 backoff = ACCEPT_BACKOFF.0;
-                let connection = Connection { router: router.clone(), peer, cut: cut.clone() };
+                let connection = Connection {
+                    router: router.clone(),
+                    peer,
+                    cut: cut.clone(),
+                };
                 let watcher = graceful.watcher();
                 tasks.spawn(async move {
                     connection.run(stream, watcher).await;
@@ -90,7 +96,10 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
 /// Whether a failed accept says something about the connection, not about the process.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted
+    )
 }
 
 struct Connection {
@@ -138,7 +147,9 @@ async fn answer(
     };
     // Where a chunked body ends is known to the parser alone, so nothing may follow it on this connection.
     if !matches!(framing, Ok(Framing::None | Framing::Length(_))) {
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        response
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
 }
