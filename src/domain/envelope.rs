@@ -421,14 +421,17 @@ impl Faults {
     fn subject(&mut self, value: &RawValue) -> Option<Subject> {
         let path = "/subject";
         let [kind, id, revision] = self.members(path, "subject", value.get(), ["type", "id", "revision"])?;
-        const FORM: &str = "a string of at most 1024 bytes";
-
-        let kind = self
-            .required(path, "type", kind)
-            .and_then(|value| self.text(path, "type", FORM, value, fits_index));
-        let id = self
-            .required(path, "id", id)
-            .and_then(|value| self.text(path, "id", FORM, value, fits_index));
+        let mut text = |name, value| {
+            let value = self.required(path, name, value)?;
+            self.text(
+                path,
+                name,
+                format_args!("a string of at most {TEXT_MAX_BYTES} bytes"),
+                value,
+                fits_index,
+            )
+        };
+        let (kind, id) = (text("type", kind), text("id", id));
         let revision = match revision {
             Some(value) => Some(self.integer(path, "revision", 0, value)?),
             None => None,
@@ -482,10 +485,10 @@ impl Faults {
             None => (Some(default_trace.to_owned()), TraceOrigin::Server),
         };
         let event_type = self.required("", "event_type", event_type).and_then(|value| {
-            let form = "three or more segments of a-z, 0-9 and _ joined by dots, a letter first, at most 1024 bytes";
-            self.text("", "event_type", form, value, |text| {
-                fits_index(text) && is_event_type(text)
-            })
+            let form = format_args!(
+                "three or more segments of a-z, 0-9 and _ joined by dots, a letter first, at most {TEXT_MAX_BYTES} bytes"
+            );
+            self.text("", "event_type", form, value, |text| fits_index(text) && is_event_type(text))
         });
         let version = self
             .required("", "version", version)
