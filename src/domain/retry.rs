@@ -123,9 +123,7 @@ impl Schedule {
         let fraction = if fraction.is_nan() { 0.0 } else { fraction };
         let spread =
             |wait: Duration| wait.saturating_add(Duration::from_secs_f64(wait.as_secs_f64().min(1e9) * fraction));
-        let wished = retry_after.map_or(Duration::ZERO, |wish| {
-            spread(wish.min(RETRY_AFTER_MAX)).min(RETRY_AFTER_MAX)
-        });
+        let wished = retry_after.map_or(Duration::ZERO, |wish| spread(wish).min(RETRY_AFTER_MAX));
         Next::RetryAfter(spread(planned).max(wished))
     }
 }

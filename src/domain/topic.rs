@@ -44,10 +44,10 @@ impl TopicPattern {
         &self.0
     }
 
-    /// Whether the whole event type fits the pattern. Takes time linear in the two lengths.
+    /// Whether the whole of a well-formed event type fits the pattern. Takes time linear in the two lengths.
     pub fn matches(&self, event_type: &str) -> bool {
-        // Every star touches only dots and ends, so the text between stars carries the segment borders with it, and
-        // taking the first place where each piece fits is always right.
+        // Every star touches only dots and ends, so the text between stars carries the segment borders with it: what lies
+        // between two pieces is whole segments, one at least. Taking the first place where each piece fits is always right.
         let mut pieces = self.0.split('*');
         let first = pieces.next().unwrap_or_default();
         let Some(last) = pieces.next_back() else {
@@ -61,11 +61,11 @@ impl TopicPattern {
         };
         for piece in pieces {
             match rest.split_once(piece) {
-                Some((skipped, after)) if !skipped.is_empty() => rest = after,
-                _ => return false,
+                Some((_, after)) => rest = after,
+                None => return false,
             }
         }
-        !rest.is_empty()
+        true
     }
 
     /// The pattern for SQL `LIKE … ESCAPE '\'`, which lets through every type that matches and some that do not; `None`
