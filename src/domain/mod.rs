@@ -12,3 +12,6 @@ pub mod sources;
 pub mod time;
 pub mod topic;
 pub mod trace;
+
+#[cfg(test)]
+mod vectors;
