@@ -4,6 +4,7 @@
 //! `docs/architecture.md`. This file is the composition root: the only one that knows every part.
 
 pub mod cli;
+mod clock;
 pub mod config;
 pub mod delivery;
 pub mod domain;

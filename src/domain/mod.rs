@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub mod cursor;
+pub mod deliveries;
 pub mod endpoint;
 pub mod envelope;
 pub mod ids;

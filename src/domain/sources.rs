@@ -78,6 +78,12 @@ impl Default for SourceMap {
 }
 
 impl SourceMap {
+    /// The prefixes that a source may publish under: its own, then the shared ones.
+    pub fn prefixes_of(&self, source: &str) -> impl Iterator<Item = &str> {
+        let own = self.owned.get(source).into_iter().flatten();
+        own.chain(&self.shared.0).map(String::as_str)
+    }
+
     /// Reads `{"<source>": ["<prefix>", …], …}`. The map replaces the built-in one and shares nothing until
     /// [`SourceMap::with_shared`] says so. Every mistake is reported.
     pub fn from_json(text: &str) -> Result<Self, Vec<String>> {

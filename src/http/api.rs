@@ -8,7 +8,8 @@ use axum::routing::{get, post};
 use crate::domain::endpoint::HostRules;
 use crate::identity::Verifier;
 use crate::publish::{Publisher, Rules};
-use crate::store::SharedStore;
+use crate::problem::ApiError;
+use crate::store::{SharedStore, StoreError};
 
 use super::{checkpoints, deliveries, events, publish, subscriptions};
 
@@ -46,4 +47,17 @@ pub fn routes(api: Arc<Api>) -> Router {
         .route("/api/v1/deliveries", get(deliveries::list))
         .route("/api/v1/deliveries/replay", post(deliveries::replay))
         .with_state(api)
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Unavailable(_) => Self::unavailable(error),
+            StoreError::SubscriptionExists(id) => Self::SubscriptionExists { subscription_id: id.to_string() },
+            StoreError::SubscriptionLimit(limit) => Self::SubscriptionLimit { limit: limit.unsigned_abs() },
+            StoreError::Foreign | StoreError::Migrate(_) | StoreError::Corrupt { .. } | StoreError::Database(_) => {
+                Self::internal(error)
+            }
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
-use crate::domain::time::Millis;
+use crate::clock;
 use crate::identity::{self, Capability, Refusal, TokenError};
 use crate::problem::{ApiError, TokenFault};
 
@@ -63,7 +63,7 @@ impl<A: Authority> FromRequestParts<Arc<Api>> for Caller<A> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
-        let now_s = Millis::now().0.div_euclid(1000);
+        let now_s = clock::now().0.div_euclid(1000);
         let judged = if A::SHARED {
             identity::shared(&api.verifier, &parts.headers, A::CAPABILITY, now_s).await
         } else {
@@ -79,7 +79,7 @@ impl From<Refusal> for ApiError {
             Refusal::MissingToken => TokenFault::Missing,
             Refusal::Denied { capability } => {
                 return Self::CapabilityDenied(
-                    format!("this route needs a service token that holds {}", capability.id()).into(),
+                    format!("this route needs a service token that holds {}", capability).into(),
                 );
             }
             Refusal::Token(error) => match error {
@@ -88,7 +88,7 @@ impl From<Refusal> for ApiError {
                 TokenError::BadSignature => TokenFault::BadSignature,
                 TokenError::Expired(_) => TokenFault::Expired,
                 TokenError::WrongIssuer => TokenFault::WrongIssuer,
-                TokenError::WrongAudience => TokenFault::WrongAudience,
+                TokenError::WrongAudience(_) => TokenFault::WrongAudience,
                 TokenError::InvalidClaims(_) => TokenFault::InvalidClaims,
                 TokenError::SandboxRefused => TokenFault::SandboxRefused,
             },

@@ -10,7 +10,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::domain::cursor::POSITION_MAX;
+use crate::domain::json::SAFE_INTEGER_MAX as POSITION_MAX;
 use crate::domain::ids::{EventId, SubscriptionId};
 use crate::domain::time::Millis;
 use crate::problem::ApiError;

@@ -97,7 +97,7 @@ pub(super) async fn create(
         None => None,
         Some(given) => RetryPolicy::parse(given).map_err(|detail| ApiError::Unprocessable(detail.into()))?,
     };
-    let retry_policy = retry_policy.map(|policy| policy.to_json());
+    let retry_policy = retry_policy.map(|policy| serde_json::to_string(&policy)).transpose().map_err(ApiError::internal)?;
     let created = api
         .store
         .create_subscription(&NewSubscription {

@@ -28,7 +28,7 @@ use sqlx::{Connection, Postgres, Transaction};
 
 pub use checkpoints::Checkpoint;
 pub use claims::{Candidate, Claim, Claimed, Pass};
-pub use counts::DeliveryCounts;
+pub use crate::domain::deliveries::DeliveryCounts;
 pub use deliveries::{DeliveryFilter, DeliveryRow};
 pub use error::StoreError;
 pub use events::{Page, PageRequest, Positions, PulledEvent, StoredEvent};
