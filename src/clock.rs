@@ -7,7 +7,7 @@ use crate::domain::time::Millis;
 
 /// Now, in milliseconds since the Unix epoch; 0 on a machine whose clock stands before it.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
-pub fn now() -> Millis {
+pub(crate) fn now() -> Millis {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Millis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }

@@ -7,8 +7,8 @@ use axum::routing::{get, post};
 
 use crate::domain::endpoint::HostRules;
 use crate::identity::Verifier;
-use crate::publish::{Publisher, Rules};
 use crate::problem::ApiError;
+use crate::publish::{Publisher, Rules};
 use crate::store::{SharedStore, StoreError};
 
 use super::{checkpoints, deliveries, events, publish, subscriptions};
@@ -39,11 +39,17 @@ pub fn routes(api: Arc<Api>) -> Router {
         .route("/api/v1/events", get(events::pull).post(publish::publish))
         .route("/api/v1/events/{id}", get(events::by_id))
         .route("/api/v1/checkpoints", get(checkpoints::read).put(checkpoints::write))
-        .route("/api/v1/subscriptions", get(subscriptions::list).post(subscriptions::create))
+        .route(
+            "/api/v1/subscriptions",
+            get(subscriptions::list).post(subscriptions::create),
+        )
         .route("/api/v1/subscriptions/{id}", get(subscriptions::read))
         .route("/api/v1/subscriptions/{id}/enable", post(subscriptions::enable))
         .route("/api/v1/subscriptions/{id}/disable", post(subscriptions::disable))
-        .route("/api/v1/subscriptions/{id}/rotate-secret", post(subscriptions::rotate_secret))
+        .route(
+            "/api/v1/subscriptions/{id}/rotate-secret",
+            post(subscriptions::rotate_secret),
+        )
         .route("/api/v1/deliveries", get(deliveries::list))
         .route("/api/v1/deliveries/replay", post(deliveries::replay))
         .with_state(api)
@@ -53,8 +59,12 @@ impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Unavailable(_) => Self::unavailable(error),
-            StoreError::SubscriptionExists(id) => Self::SubscriptionExists { subscription_id: id.to_string() },
-            StoreError::SubscriptionLimit(limit) => Self::SubscriptionLimit { limit: limit.unsigned_abs() },
+            StoreError::SubscriptionExists(id) => Self::SubscriptionExists {
+                subscription_id: id.to_string(),
+            },
+            StoreError::SubscriptionLimit(limit) => Self::SubscriptionLimit {
+                limit: limit.unsigned_abs(),
+            },
             StoreError::Foreign | StoreError::Migrate(_) | StoreError::Corrupt { .. } | StoreError::Database(_) => {
                 Self::internal(error)
             }

@@ -14,7 +14,7 @@ use crate::problem::{ApiError, TokenFault};
 use super::api::Api;
 
 /// A capability that routes ask for.
-pub trait Authority: Send + Sync {
+pub(super) trait Authority: Send + Sync {
     /// Which one.
     const CAPABILITY: Capability;
     /// Whether developer apps may use these routes too, with a capability of their own.
@@ -25,7 +25,7 @@ macro_rules! authorities {
     ($($(#[$doc:meta])* $name:ident: $capability:ident, shared $shared:literal;)+) => {
         $($(#[$doc])*
         #[derive(Debug)]
-        pub struct $name;
+        pub(super) struct $name;
 
         impl Authority for $name {
             const CAPABILITY: Capability = Capability::$capability;
@@ -46,7 +46,7 @@ authorities! {
 }
 
 /// A caller that holds the capability.
-pub struct Caller<A> {
+pub(super) struct Caller<A> {
     caller: identity::Caller,
     authority: PhantomData<A>,
 }
@@ -69,7 +69,10 @@ impl<A: Authority> FromRequestParts<Arc<Api>> for Caller<A> {
         } else {
             identity::first_party(&api.verifier, &parts.headers, A::CAPABILITY, now_s).await
         };
-        Ok(Self { caller: judged?, authority: PhantomData })
+        Ok(Self {
+            caller: judged?,
+            authority: PhantomData,
+        })
     }
 }
 

@@ -38,9 +38,12 @@ pub(super) async fn read(
     caller: Caller<Read>,
     query: Query,
 ) -> Result<Response, ApiError> {
-    let topic = query.one("topic")?.and_then(TopicPattern::parse).ok_or(ApiError::BadTopic(
-        "topic must be one pattern of [a-z0-9_] segments or *, at most 200 characters".into(),
-    ))?;
+    let topic = query
+        .one("topic")?
+        .and_then(TopicPattern::parse)
+        .ok_or(ApiError::BadTopic(
+            "topic must be one pattern of [a-z0-9_] segments or *, at most 200 characters".into(),
+        ))?;
     let stored = api.store.checkpoint(&caller.slug, &topic).await?;
     Ok(view(&caller.slug, &topic, stored))
 }
@@ -54,14 +57,12 @@ pub(super) async fn write(
     let body: Value = serde_json::from_str(&read_json(request, BODY_LIMIT).await?)
         .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
     let bad = |detail: &'static str| ApiError::BadRequest(detail.into());
-    let topic = body["topic"]
-        .as_str()
-        .and_then(TopicPattern::parse)
-        .ok_or(bad("topic must be one pattern of [a-z0-9_] segments or *, at most 200 characters"))?;
-    let cursor: Cursor = body["cursor"]
-        .as_str()
-        .and_then(|text| text.parse().ok())
-        .ok_or(bad("cursor must be a cursor as a page answered it; a number is not one"))?;
+    let topic = body["topic"].as_str().and_then(TopicPattern::parse).ok_or(bad(
+        "topic must be one pattern of [a-z0-9_] segments or *, at most 200 characters",
+    ))?;
+    let cursor: Cursor = body["cursor"].as_str().and_then(|text| text.parse().ok()).ok_or(bad(
+        "cursor must be a cursor as a page answered it; a number is not one",
+    ))?;
     let carrier = match &body["carrier"] {
         Value::Null => None,
         Value::String(name)

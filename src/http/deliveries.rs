@@ -10,8 +10,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::domain::json::SAFE_INTEGER_MAX as POSITION_MAX;
 use crate::domain::ids::{EventId, SubscriptionId};
+use crate::domain::json::SAFE_INTEGER_MAX as POSITION_MAX;
 use crate::domain::time::Millis;
 use crate::problem::ApiError;
 use crate::store::{DeliveryCounts, DeliveryFilter, DeliveryRow, ReplaySelection};
@@ -68,13 +68,19 @@ pub(super) async fn list(
 ) -> Result<Response, ApiError> {
     let status = query.non_empty("status")?;
     if status.is_some_and(|status| !matches!(status, "pending" | "delivered" | "failed" | "dead")) {
-        return Err(ApiError::BadRequest("status must be pending, delivered, failed or dead".into()));
+        return Err(ApiError::BadRequest(
+            "status must be pending, delivered, failed or dead".into(),
+        ));
     }
     let limit = query.integer("limit", 1..=LIMIT_MAX)?.unwrap_or(LIMIT_DEFAULT);
-    let after = match (query.non_empty("after")?, query.integer("after_seq", 0..=POSITION_MAX.unsigned_abs())?) {
+    let after = match (
+        query.non_empty("after")?,
+        query.integer("after_seq", 0..=POSITION_MAX.unsigned_abs())?,
+    ) {
         (Some(_), Some(_)) => return Err(ApiError::BadRequest("send after or after_seq, not both".into())),
-        (Some(next), None) => place_of(next)
-            .ok_or(ApiError::BadRequest("after must be the next of an earlier page".into()))?,
+        (Some(next), None) => {
+            place_of(next).ok_or(ApiError::BadRequest("after must be the next of an earlier page".into()))?
+        }
         // Every row of that position was seen.
         (None, Some(seq)) => (i64::try_from(seq).unwrap_or(POSITION_MAX) + 1, String::new()),
         (None, None) => (0, String::new()),
@@ -82,16 +88,28 @@ pub(super) async fn list(
     let filter = DeliveryFilter {
         status: status.map(str::to_owned),
         // A text with NUL names no subscription, and PostgreSQL could not even look for it.
-        subscription_id: query.non_empty("subscription_id")?.map(|id| id.replace('\0', "\u{fffd}")),
+        subscription_id: query
+            .non_empty("subscription_id")?
+            .map(|id| id.replace('\0', "\u{fffd}")),
         after,
         limit: i64::try_from(limit).unwrap_or(i64::MAX),
     };
     let rows = api.store.deliveries(&filter).await?;
     let counts = api.store.delivery_counts().await?;
     let full = i64::try_from(rows.len()).is_ok_and(|rows| rows == filter.limit);
-    let next = rows.last().filter(|_| full).map(|row| place(row.seq, &row.subscription_id));
+    let next = rows
+        .last()
+        .filter(|_| full)
+        .map(|row| place(row.seq, &row.subscription_id));
     let deliveries = rows.into_iter().map(DeliveryView::from).collect();
-    Ok(json(StatusCode::OK, &DeliveryList { deliveries, counts, next }))
+    Ok(json(
+        StatusCode::OK,
+        &DeliveryList {
+            deliveries,
+            counts,
+            next,
+        },
+    ))
 }
 
 /// Queues deliveries of a subscription again.
@@ -103,14 +121,21 @@ pub(super) async fn replay(
     let body: Value = serde_json::from_str(&read_json(request, BODY_LIMIT).await?)
         .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
     let unknown = || ApiError::NotFound("no such subscription".into());
-    let id = body["subscription_id"].as_str().and_then(SubscriptionId::parse).ok_or_else(unknown)?;
+    let id = body["subscription_id"]
+        .as_str()
+        .and_then(SubscriptionId::parse)
+        .ok_or_else(unknown)?;
     if !api.store.subscription_exists(&id).await? {
         return Err(unknown());
     }
     let selection = selection(&body)?;
     let replayed = api.store.replay(&id, &selection).await?.ok_or_else(unknown)?;
     (api.wake)(std::slice::from_ref(&id));
-    let view = ReplayView { subscription_id: id.to_string(), queued: replayed.queued, next: replayed.next };
+    let view = ReplayView {
+        subscription_id: id.to_string(),
+        queued: replayed.queued,
+        next: replayed.next,
+    };
     Ok(json(StatusCode::OK, &view))
 }
 
@@ -128,7 +153,9 @@ fn selection(body: &Value) -> Result<ReplaySelection, ApiError> {
         }
         (None, Some(from)) => {
             let from = from.as_i64().filter(|from| (0..=POSITION_MAX).contains(from));
-            Ok(ReplaySelection::FromPosition(from.ok_or(bad("from_seq must be an integer of 0 or more"))?))
+            Ok(ReplaySelection::FromPosition(
+                from.ok_or(bad("from_seq must be an integer of 0 or more"))?,
+            ))
         }
         _ => Err(bad("send exactly one of event_ids and from_seq")),
     }

@@ -37,7 +37,9 @@ pub(super) async fn pull(
     ))?;
     let limit = query.integer("limit", 1..=LIMIT_MAX)?.unwrap_or(LIMIT_DEFAULT);
     if query.has("after_seq") {
-        return Err(ApiError::BadRequest("after_seq is not a position; send after=<next_cursor>".into()));
+        return Err(ApiError::BadRequest(
+            "after_seq is not a position; send after=<next_cursor>".into(),
+        ));
     }
     let after = match query.non_empty("after")? {
         None => None,
@@ -81,7 +83,10 @@ fn page_json(after: Option<Cursor>, page: &Page) -> String {
         }
         write_event(&mut body, event);
     }
-    let cursor = |position| Cursor { epoch: positions.epoch, position };
+    let cursor = |position| Cursor {
+        epoch: positions.epoch,
+        position,
+    };
     let _ = write!(
         body,
         r#"],"next_cursor":"{}","latest_cursor":"{}"}}"#,

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::domain::time::Millis;
 use crate::problem::Cause;
-use crate::telemetry::DeliveryCounts;
+use crate::domain::deliveries::DeliveryCounts;
 
 /// The name of this service in health, readiness and release documents.
 pub const SERVICE: &str = "events";

@@ -74,9 +74,9 @@ impl From<RequestFault> for ApiError {
             RequestFault::Batch(fault) => match fault {
                 BatchFault::Empty => Self::BadRequest(fault.to_string().into()),
                 BatchFault::TooMany { .. } => Self::BatchTooLarge { limit: BATCH_MAX },
-                BatchFault::Repeated => {
-                    Self::InvalidEnvelope { errors: vec![FieldError::new("/events", fault.to_string())] }
-                }
+                BatchFault::Repeated => Self::InvalidEnvelope {
+                    errors: vec![FieldError::new("/events", fault.to_string())],
+                },
             },
             RequestFault::Item { index, fault } => {
                 let error = Self::from(fault);
@@ -93,11 +93,14 @@ impl From<ItemFault> for ApiError {
     fn from(fault: ItemFault) -> Self {
         match fault {
             ItemFault::Envelope(errors) => Self::InvalidEnvelope {
-                errors: errors.into_iter().map(|error| FieldError::new(error.path, error.message)).collect(),
+                errors: errors
+                    .into_iter()
+                    .map(|error| FieldError::new(error.path, error.message))
+                    .collect(),
             },
-            ItemFault::Repeated(_) => {
-                Self::InvalidEnvelope { errors: vec![FieldError::new("/event_id", fault.to_string())] }
-            }
+            ItemFault::Repeated(_) => Self::InvalidEnvelope {
+                errors: vec![FieldError::new("/event_id", fault.to_string())],
+            },
             ItemFault::PayloadTooLarge { bytes, limit } => Self::PayloadTooLarge { size: bytes, limit },
             ItemFault::Redaction => Self::NotBuilt("redaction (payload.redacts)"),
             ItemFault::SourceMismatch { own, .. } => Self::SourceMismatch { expected: own },
@@ -110,10 +113,18 @@ impl From<ItemFault> for ApiError {
 impl From<PublishError> for ApiError {
     fn from(error: PublishError) -> Self {
         match error {
-            PublishError::IdConflict { event_id } => Self::IdConflict { event_id: event_id.to_string() },
-            PublishError::Loop { event_id, hops, max_hops } => {
-                Self::LoopDetected { event_id: event_id.to_string(), hops, max_hops }
-            }
+            PublishError::IdConflict { event_id } => Self::IdConflict {
+                event_id: event_id.to_string(),
+            },
+            PublishError::Loop {
+                event_id,
+                hops,
+                max_hops,
+            } => Self::LoopDetected {
+                event_id: event_id.to_string(),
+                hops,
+                max_hops,
+            },
             PublishError::Unavailable => Self::unavailable(error),
             PublishError::Internal => Self::internal(error),
         }

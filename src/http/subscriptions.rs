@@ -77,18 +77,27 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     let body = read_json(request, BODY_LIMIT).await?;
     let members = Members::parse(&body);
-    let member = |name: &str| members.as_ref().and_then(|members| members.get(name)).map(RawValue::get);
+    let member = |name: &str| {
+        members
+            .as_ref()
+            .and_then(|members| members.get(name))
+            .map(RawValue::get)
+    };
 
-    let pattern = member("topic_pattern").or(member("topic")).and_then(text).and_then(|text| TopicPattern::parse(&text));
+    let pattern = member("topic_pattern")
+        .or(member("topic"))
+        .and_then(text)
+        .and_then(|text| TopicPattern::parse(&text));
     let pattern = pattern.ok_or(ApiError::BadTopicBody(
         "topic_pattern must be [a-z0-9_] segments or *, joined by dots, at most 200 characters".into(),
     ))?;
     let endpoint = member("endpoint").and_then(text).ok_or(ApiError::EndpointNotAllowed(
         "endpoint must be an http or https address".into(),
     ))?;
-    let endpoint = api.endpoint_hosts.check(&endpoint).map_err(|fault| {
-        ApiError::EndpointNotAllowed(fault.to_string().into())
-    })?;
+    let endpoint = api
+        .endpoint_hosts
+        .check(&endpoint)
+        .map_err(|fault| ApiError::EndpointNotAllowed(fault.to_string().into()))?;
     let secret = match member("secret") {
         None => new_secret(),
         Some(given) => checked_secret(given)?,
@@ -97,7 +106,10 @@ pub(super) async fn create(
         None => None,
         Some(given) => RetryPolicy::parse(given).map_err(|detail| ApiError::Unprocessable(detail.into()))?,
     };
-    let retry_policy = retry_policy.map(|policy| serde_json::to_string(&policy)).transpose().map_err(ApiError::internal)?;
+    let retry_policy = retry_policy
+        .map(|policy| serde_json::to_string(&policy))
+        .transpose()
+        .map_err(ApiError::internal)?;
     let created = api
         .store
         .create_subscription(&NewSubscription {
@@ -110,7 +122,10 @@ pub(super) async fn create(
             consumer_max: api.subscriptions_max,
         })
         .await?;
-    let view = SubscriptionView { secret: Some(secret), ..SubscriptionView::from(created) };
+    let view = SubscriptionView {
+        secret: Some(secret),
+        ..SubscriptionView::from(created)
+    };
     Ok(uncached(StatusCode::CREATED, &view))
 }
 
@@ -128,7 +143,10 @@ pub(super) async fn read(
     PathOf(id): PathOf<String>,
 ) -> Result<Response, ApiError> {
     let found = api.store.subscription(&caller.slug, &known(&id)?).await?;
-    Ok(uncached(StatusCode::OK, &SubscriptionView::from(found.ok_or_else(unknown)?)))
+    Ok(uncached(
+        StatusCode::OK,
+        &SubscriptionView::from(found.ok_or_else(unknown)?),
+    ))
 }
 
 /// Resumes it: what is queued is due, and new events are queued again.
@@ -138,7 +156,11 @@ pub(super) async fn enable(
     PathOf(id): PathOf<String>,
 ) -> Result<Response, ApiError> {
     let id = known(&id)?;
-    let switched = api.store.set_enabled(&caller.slug, &id, Switch::On).await?.ok_or_else(unknown)?;
+    let switched = api
+        .store
+        .set_enabled(&caller.slug, &id, Switch::On)
+        .await?
+        .ok_or_else(unknown)?;
     (api.wake)(&[id]);
     Ok(uncached(StatusCode::OK, &SubscriptionView::from(switched)))
 }
@@ -149,7 +171,11 @@ pub(super) async fn disable(
     caller: Caller<Subscribe>,
     PathOf(id): PathOf<String>,
 ) -> Result<Response, ApiError> {
-    let switched = api.store.set_enabled(&caller.slug, &known(&id)?, Switch::Off).await?.ok_or_else(unknown)?;
+    let switched = api
+        .store
+        .set_enabled(&caller.slug, &known(&id)?, Switch::Off)
+        .await?
+        .ok_or_else(unknown)?;
     Ok(uncached(StatusCode::OK, &SubscriptionView::from(switched)))
 }
 
@@ -165,13 +191,22 @@ pub(super) async fn rotate_secret(
     // Whose it is comes before what is wrong with the body.
     api.store.subscription(&caller.slug, &id).await?.ok_or_else(unknown)?;
     let members = Members::parse(&body);
-    let member = |name: &str| members.as_ref().and_then(|members| members.get(name)).map(RawValue::get);
+    let member = |name: &str| {
+        members
+            .as_ref()
+            .and_then(|members| members.get(name))
+            .map(RawValue::get)
+    };
     let secret = match member("secret") {
         None => new_secret(),
         Some(given) => checked_secret(given)?,
     };
     let overlap_ms = overlap_ms(member("overlap_s"))?;
-    let rotated = api.store.rotate_secret(&caller.slug, &id, &secret, overlap_ms).await?.ok_or_else(unknown)?;
+    let rotated = api
+        .store
+        .rotate_secret(&caller.slug, &id, &secret, overlap_ms)
+        .await?
+        .ok_or_else(unknown)?;
     let view = SubscriptionView {
         secret: Some(secret),
         previous_secret_valid_until: Some(Millis(rotated.previous_secret_until)),
@@ -186,9 +221,11 @@ fn text(raw: &str) -> Option<String> {
 }
 
 fn checked_secret(raw: &str) -> Result<String, ApiError> {
-    text(raw).filter(|secret| (32..=256).contains(&secret.chars().count()) && !secret.contains('\0')).ok_or(
-        ApiError::Unprocessable("secret must be a string of 32..256 characters without NUL; leave it out for a generated one".into()),
-    )
+    text(raw)
+        .filter(|secret| (32..=256).contains(&secret.chars().count()) && !secret.contains('\0'))
+        .ok_or(ApiError::Unprocessable(
+            "secret must be a string of 32..256 characters without NUL; leave it out for a generated one".into(),
+        ))
 }
 
 /// The overlap in milliseconds: a number of seconds, or one written as text, as callers of the service before send it.
@@ -203,7 +240,9 @@ fn overlap_ms(raw: Option<&str>) -> Result<i64, ApiError> {
     seconds
         .filter(|seconds| (0.0..=OVERLAP_MAX_S).contains(seconds))
         .map(|seconds| (seconds * 1000.0) as i64)
-        .ok_or(ApiError::Unprocessable("overlap_s must be a number of seconds from 0 to 604800".into()))
+        .ok_or(ApiError::Unprocessable(
+            "overlap_s must be a number of seconds from 0 to 604800".into(),
+        ))
 }
 
 /// What does not look like an id cannot be stored.
@@ -217,6 +256,8 @@ fn unknown() -> ApiError {
 
 fn uncached(status: StatusCode, body: &impl Serialize) -> Response {
     let mut response = json(status, body);
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+        .headers_mut()
+        .insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
