@@ -31,7 +31,8 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 lines=$(scripts/services.sh up)
 eval "$lines"
-psql=$(command -v psql) || psql="$(pg_find_bin)/psql"
+psql=psql
+psql --version >/dev/null 2>&1 || psql="$(pg_find_bin)/psql"
 
 server=$OV_TEST_PG_URL
 run_sql "$server" --command "CREATE DATABASE $database TEMPLATE template0"
