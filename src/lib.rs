@@ -116,9 +116,9 @@ impl App {
             worker: delivery.vitals.clone(),
         });
         let checks = vitals::checks(&store, &keys, &delivery.vitals, config.delivery.dlq_degraded_at);
-        let release = config.release.commit.clone().unwrap_or_else(|| "unknown".to_owned());
+        let release = config.release.commit.as_deref().unwrap_or(env!("OPENVIBE_EVENTS_COMMIT"));
         let metrics = telemetry::Metrics::install();
-        telemetry::release(SERVICE, &release);
+        telemetry::release(SERVICE, release);
         let readiness = Arc::new(Readiness::new(release, checks, vitals.clone(), clock::now));
 
         let api = Arc::new(Api {
