@@ -8,6 +8,8 @@ pub mod health;
 pub mod metrics;
 pub mod query;
 pub mod server;
+#[cfg(test)]
+mod tests;
 
 use axum::Router;
 use axum::middleware::from_fn;
