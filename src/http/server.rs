@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use super::context;
-use super::gate::{Framing, Gate, Gatekeeper};
+use super::gate::{Framing, Gate};
 use crate::problem::ApiError;
 
 /// Connections served at once; further ones wait in the listener's queue. Well under the 16 384 files that the unit
@@ -116,7 +116,11 @@ impl Connection {
             return;
         }
         let (gate, keeper) = Gate::new(stream);
-        let service = service_fn(move |request| answer(router.clone(), keeper.clone(), peer, request));
+        let service = service_fn(move |request: Request<Incoming>| {
+            // At once, and not in the future: the parser may read on before it polls that for the first time.
+            let framing = keeper.framing(request.headers());
+            answer(router.clone(), framing, peer, request)
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(IDLE_DEADLINE)
@@ -132,11 +136,10 @@ impl Connection {
 
 async fn answer(
     router: Router,
-    keeper: Gatekeeper,
+    framing: Result<Framing, &'static str>,
     peer: SocketAddr,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let framing = keeper.framing(request.headers());
     let mut response = match framing {
         Ok(_) => {
             let mut request = request.map(Body::new);
