@@ -119,6 +119,10 @@ impl App {
         let release = config.release.commit.as_deref().unwrap_or(env!("OPENVIBE_EVENTS_COMMIT"));
         let metrics = telemetry::Metrics::install();
         telemetry::release(SERVICE, release);
+        tokio::spawn({
+            let (metrics, stop) = (metrics.clone(), stop_background.clone());
+            async move { metrics.keep(stop).await }
+        });
         let readiness = Arc::new(Readiness::new(release, checks, vitals.clone(), clock::now));
 
         let api = Arc::new(Api {
