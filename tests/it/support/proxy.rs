@@ -132,11 +132,11 @@ async fn pump(
 ) {
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
-        let Ok(now) = line.wait_for(|line| !held(*line)).await.map(|line| *line) else {
-            return;
-        };
-        if let Line::Late(delay) = now {
-            tokio::time::sleep(delay).await;
+        match line.wait_for(|line| !held(*line)).await.map(|line| *line) {
+            // What was held when the line is cut is lost with it.
+            Ok(Line::Cut) | Err(_) => return,
+            Ok(Line::Late(delay)) => tokio::time::sleep(delay).await,
+            Ok(_) => {}
         }
         if to.write_all(&buffer[..read]).await.is_err() {
             return;
