@@ -651,7 +651,7 @@ mod obligations {
             .route("/all", |_| true);
         let results = json!({ "results": [stored(&all[0], "c1.0.MQ"), stored(&all[1], "c1.0.Mg")] });
         ledger.note(&all, &answer(201, results));
-        ledger.note(&[other.clone()], &answer(201, stored(&other, "c1.0.Mw")));
+        ledger.note([&other], &answer(201, stored(&other, "c1.0.Mw")));
         ledger.note(
             &[envelope("live")],
             &answer(503, json!({ "code": "events.unavailable" })),
@@ -683,7 +683,7 @@ mod obligations {
         };
         let one = envelope("live");
         let ledger = Ledger::default();
-        ledger.note(&[one.clone()], &answer(201, stored(&one, "c1.0.NDI")));
+        ledger.note([&one], &answer(201, stored(&one, "c1.0.NDI")));
         assert!(
             failure(ledger.assert_stored_once(pool))
                 .await
@@ -692,7 +692,7 @@ mod obligations {
 
         insert(&one, 42).await;
         ledger.assert_stored_once(pool).await;
-        ledger.note(&[one.clone()], &answer(200, stored(&one, "c1.0.NDM")));
+        ledger.note([&one], &answer(200, stored(&one, "c1.0.NDM")));
         assert!(failure(ledger.assert_stored_once(pool)).await.contains("stored at 42"));
         insert(&one, 43).await;
         assert!(
@@ -705,7 +705,7 @@ mod obligations {
         let shared = Ledger::default();
         for event in &pair {
             insert(event, 7).await;
-            shared.note(&[event.clone()], &answer(201, stored(event, "c1.0.Nw")));
+            shared.note([event], &answer(201, stored(event, "c1.0.Nw")));
         }
         assert!(
             failure(shared.assert_stored_once(pool))

@@ -45,12 +45,13 @@ impl Ledger {
     ///
     /// A refusal owes nothing, and neither does an answer that was lost: it may have been stored or not.
     #[track_caller]
-    pub(crate) fn note(&self, published: &[Envelope], answer: &Response) {
+    pub(crate) fn note<'a>(&self, published: impl IntoIterator<Item = &'a Envelope>, answer: &Response) {
         if !(200..300).contains(&answer.status) {
             return;
         }
-        let single = [answer.body.clone()];
-        let results = answer.body["results"].as_array().map_or(&single[..], Vec::as_slice);
+        let published: Vec<&Envelope> = published.into_iter().collect();
+        let results = answer.body["results"].as_array();
+        let results = results.map_or(std::slice::from_ref(&answer.body), Vec::as_slice);
         assert_eq!(
             results.len(),
             published.len(),
@@ -58,7 +59,7 @@ impl Ledger {
             answer.text
         );
         let mut entries = self.entries.lock();
-        for (envelope, result) in published.iter().zip(results) {
+        for (envelope, result) in published.into_iter().zip(results) {
             assert_eq!(
                 result["event_id"],
                 envelope.id(),
