@@ -1,14 +1,194 @@
-//! All SQL: the tables and the statements on them.
+//! All SQL, one file per table family; returns domain types and never decides what a caller should answer.
+//!
+//! The rules that keep concurrent publishes, claims and settles apart are in `docs/architecture.md`, "The store's
+//! protocol". Every statement that several processes may run at once says which of them it follows.
 
-/// What can go wrong with the database.
-#[derive(Debug, thiserror::Error)]
-#[error("the database refused")]
-pub struct StoreError;
+mod checkpoints;
+mod claims;
+mod counts;
+mod deliveries;
+mod error;
+mod events;
+mod migrate;
+mod publish;
+mod replay;
+mod run;
+mod settle;
+mod subscriptions;
+mod view;
+mod workers;
 
-/// Brings a database to the present schema.
-///
-/// # Errors
-/// When the database cannot be reached or a migration does not apply.
-pub async fn migrate(_direct_url: &str) -> Result<(), StoreError> {
-    Ok(())
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
+use sqlx::{Connection, Postgres, Transaction};
+
+pub use crate::domain::deliveries::DeliveryCounts;
+pub use checkpoints::Checkpoint;
+pub use claims::{Candidate, Claim, Claimed, Pass};
+pub use deliveries::{DeliveryFilter, DeliveryRow};
+pub use error::StoreError;
+pub use events::{Page, PageRequest, Positions, PulledEvent, StoredEvent};
+pub use migrate::migrate;
+pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent};
+pub use replay::{ReplaySelection, Replayed};
+pub use settle::{Outcome, Settlement};
+pub use subscriptions::{NewSubscription, Rotation, Subscription, Switch};
+pub use view::{Subscriber, View};
+pub use workers::Heartbeat;
+
+use run::Run;
+
+/// Connections that serve requests and deliveries. Each holds one server process of PostgreSQL.
+const POOL_CONNECTIONS_MAX: u32 = 16;
+/// How long a request waits for a connection before it is told "not now".
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Opens a transaction that can stop nobody for long: a statement that waits or runs too long fails, and a process that
+/// freezes in the middle loses its locks after two seconds.
+const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
+                     SET LOCAL idle_in_transaction_session_timeout = '2s'";
+/// As [`BEGIN`], for work whose loss repeats it: its commit does not wait for the disk.
+const BEGIN_RELAXED: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
+                             SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL synchronous_commit = off";
+const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
+                          SET LOCAL idle_in_transaction_session_timeout = '5s'";
+
+/// Where a process finds its database.
+#[derive(Clone)]
+pub struct Addresses {
+    /// Serves everything; may lead through a transaction pooler.
+    pub pooled: PgConnectOptions,
+    /// For what needs a session of its own: heartbeats and migrations.
+    pub direct: PgConnectOptions,
+    /// Whether `pooled` and `direct` differ, so that a pooler must be assumed.
+    pub behind_pooler: bool,
 }
+
+impl Addresses {
+    /// Reads the two URLs; a fault names neither user nor password.
+    pub fn parse(pooled: &str, direct: &str) -> Result<Self, StoreError> {
+        let options = |url: &str| {
+            url.parse::<PgConnectOptions>()
+                .map(|options| options.application_name("openvibe-events"))
+                .map_err(StoreError::Database)
+        };
+        Ok(Self {
+            pooled: options(pooled)?,
+            direct: options(direct)?,
+            behind_pooler: pooled != direct,
+        })
+    }
+}
+
+/// The record: one PostgreSQL database, shared with any number of identical processes.
+pub struct Store {
+    pool: PgPool,
+    direct: PgConnectOptions,
+    /// Statements are named and kept, unless a pooler could hand a later one to another server connection.
+    named: bool,
+    view: ArcSwap<View>,
+    /// This process in `delivery_counts`; a name, not an identity that anything depends on.
+    counts_owner: String,
+}
+
+impl Store {
+    /// Connects, and loads the view that publishing depends on. The schema must be migrated.
+    pub async fn connect(addresses: Addresses) -> Result<Self, StoreError> {
+        let pool = PgPoolOptions::new()
+            .max_connections(POOL_CONNECTIONS_MAX)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            // A dead connection is found by its first statement; a ping before each use would be a round trip more.
+            .test_before_acquire(false)
+            .connect_lazy_with(addresses.pooled);
+        let store = Self {
+            pool,
+            direct: addresses.direct,
+            named: !addresses.behind_pooler,
+            view: ArcSwap::from_pointee(View::default()),
+            counts_owner: hex::encode(rand::random::<[u8; 8]>()),
+        };
+        store.reload_view().await?;
+        Ok(store)
+    }
+
+    /// A round trip to the database.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        let mut reader = self.reader().await?;
+        sqlx::query!(r#"SELECT 1 AS "one!""#)
+            .fetch_one(self.run(&mut reader))
+            .await?;
+        Ok(())
+    }
+
+    /// Ends every connection; work in flight on them fails.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+
+    async fn begin(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
+        Ok(self.pool.begin_with(BEGIN).await?)
+    }
+
+    async fn begin_relaxed(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
+        Ok(self.pool.begin_with(BEGIN_RELAXED).await?)
+    }
+
+    /// A connection for single reads. Behind a pooler each read stands in a transaction, so that its unnamed statement
+    /// is prepared and run on one server connection.
+    async fn reader(&self) -> Result<Reader, StoreError> {
+        if self.named {
+            Ok(Reader::Plain(self.pool.acquire().await?))
+        } else {
+            Ok(Reader::Transaction(self.pool.begin_with(BEGIN_READ).await?))
+        }
+    }
+
+    /// Runs statements on a connection: named and kept where the connection is ours alone, unnamed behind a pooler.
+    fn run<'c>(&self, connection: &'c mut PgConnection) -> Run<'c> {
+        Run {
+            connection,
+            named: self.named,
+        }
+    }
+
+    /// A connection of its own, past any pooler.
+    async fn direct(&self) -> Result<PgConnection, StoreError> {
+        let connecting = PgConnection::connect_with(&self.direct);
+        match tokio::time::timeout(ACQUIRE_TIMEOUT, connecting).await {
+            Ok(connected) => Ok(connected?),
+            Err(_elapsed) => Err(StoreError::Unavailable(sqlx::Error::PoolTimedOut)),
+        }
+    }
+}
+
+enum Reader {
+    Plain(sqlx::pool::PoolConnection<Postgres>),
+    Transaction(Transaction<'static, Postgres>),
+}
+
+impl Deref for Reader {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        match self {
+            Self::Plain(connection) => connection,
+            Self::Transaction(transaction) => transaction,
+        }
+    }
+}
+
+impl DerefMut for Reader {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        match self {
+            Self::Plain(connection) => connection,
+            Self::Transaction(transaction) => transaction,
+        }
+    }
+}
+
+/// Shared ownership is how every room holds the store.
+pub type SharedStore = Arc<Store>;

@@ -3,5 +3,6 @@
 //! Every test makes what it uses with `support` and shares nothing with its neighbours, so all of them run at once.
 //! The PostgreSQL server comes from `OV_TEST_PG_URL`; without it a test fails and says how to start one.
 
+mod contracts;
 mod harness_self;
 mod support;

@@ -6,6 +6,7 @@ use std::{
     thread,
 };
 
+use openvibe_events::store::{self, Addresses};
 use sha2::{Digest, Sha256};
 use sqlx::{
     AssertSqlSafe, Connection, PgConnection, PgPool,
@@ -134,9 +135,7 @@ async fn ready_template() -> String {
         .await;
         let mut url = server_url();
         url.set_path(&name);
-        openvibe_events::store::migrate(url.as_str())
-            .await
-            .expect("every migration applies to an empty database");
+        migrate(url.as_str()).await;
         run(
             &mut admin,
             &format!("ALTER DATABASE {name} WITH IS_TEMPLATE true ALLOW_CONNECTIONS false"),
@@ -146,6 +145,14 @@ async fn ready_template() -> String {
     // Closing the connection gives the lock back.
     admin.close().await.expect("a clean end of the connection");
     name
+}
+
+/// The one call into the product: every migration, as a process applies them at its start.
+async fn migrate(url: &str) {
+    let addresses = Addresses::parse(url, url).expect("a database URL made from a good server URL");
+    store::migrate(&addresses)
+        .await
+        .expect("every migration applies to an empty database");
 }
 
 /// The first 16 hex digits of a hash over the names and contents of every file below `directory`.

@@ -11,6 +11,7 @@
 )]
 
 pub(crate) mod client;
+pub(crate) mod contracts;
 pub(crate) mod database;
 pub(crate) mod envelopes;
 pub(crate) mod http1;

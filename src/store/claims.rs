@@ -1,0 +1,343 @@
+//! Taking the right to send: two statements in one transaction, and giving up the claims of the dead.
+
+use crate::domain::envelope::Envelope;
+use crate::domain::ids::SubscriptionId;
+use crate::domain::time::Millis;
+
+use super::settle::Key;
+use super::{Store, StoreError};
+
+/// Lost claims released by one pass.
+const RECOVER_ROWS_MAX: i64 = 500;
+
+/// A subscription that a pass may claim for.
+#[derive(Debug, Clone)]
+pub struct Candidate {
+    /// Which one.
+    pub id: SubscriptionId,
+    /// Due times before these, by priority, hold nothing runnable: the claim starts its search there.
+    pub frontier: [i64; 3],
+    /// How many more deliveries of its consumer this process may run now.
+    pub consumer_room: i64,
+}
+
+/// What a pass asks for.
+#[derive(Debug)]
+pub struct Claim<'a> {
+    /// The worker that will own the claims.
+    pub owner: &'a str,
+    /// How long a claim holds if its owner lives, in milliseconds.
+    pub lease_ms: i64,
+    /// Rows wanted at most.
+    pub room: i64,
+}
+
+/// A delivery this process may send now.
+#[derive(Debug, Clone)]
+pub struct Claimed {
+    /// The event's position.
+    pub position: i64,
+    /// Who receives it.
+    pub subscription_id: SubscriptionId,
+    /// The consumer that owns the subscription.
+    pub consumer: String,
+    /// Which attempt this is, from 1.
+    pub attempt: i32,
+    /// Names this claim; a settle must repeat it.
+    pub claim_id: i64,
+    /// 0 critical, 1 important, 2 low.
+    pub priority: i32,
+    /// When it became due.
+    pub due_at: Millis,
+    /// Where to send it.
+    pub endpoint: String,
+    /// The secret that signs.
+    pub secret: String,
+    /// The former secret, while it signs as well.
+    pub previous_secret: Option<String>,
+    /// The subscription's own retry rule, as stored.
+    pub retry_policy: Option<String>,
+    /// What to send.
+    pub envelope: Envelope,
+    /// The event's depth in its trace.
+    pub hops: i32,
+    /// When the event was stored.
+    pub received_at: Millis,
+}
+
+/// What a pass found.
+#[derive(Debug, Default)]
+pub struct Pass {
+    /// Claimed deliveries, most urgent first.
+    pub claimed: Vec<Claimed>,
+    /// Subscriptions that were locked and counted, with the rows each could still take at that moment.
+    pub counted: Vec<(SubscriptionId, i64)>,
+    /// Some candidate was being claimed for elsewhere; it is worth another look within milliseconds.
+    pub skipped: bool,
+    /// The version of the store in the pass's snapshot.
+    pub version: i64,
+    /// The database clock, milliseconds.
+    pub now_ms: i64,
+}
+
+impl Store {
+    /// Which of these have a delivery that is due; a plain read, so that idle polls cost one statement.
+    pub async fn due(&self, candidates: &[Candidate]) -> Result<Vec<SubscriptionId>, StoreError> {
+        let columns = CandidateColumns::of(candidates);
+        let mut reader = self.reader().await?;
+        let due = sqlx::query_scalar!(
+            r#"
+            SELECT c.id AS "id!"
+            FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) AS c(id, critical, important, low)
+            WHERE EXISTS (
+                SELECT FROM (VALUES (0, c.critical), (1, c.important), (2, c.low)) AS p(priority, frontier)
+                CROSS JOIN LATERAL (
+                    SELECT FROM deliveries d
+                    WHERE d.subscription_id = c.id AND d.priority = p.priority
+                      AND d.next_attempt_at >= p.frontier AND d.next_attempt_at <= now_ms()
+                      AND d.head AND d.lease_until IS NULL AND d.status IN ('pending', 'failed')
+                    LIMIT 1
+                ) runnable
+            )
+            "#,
+            &columns.id as &[&str],
+            &columns.critical,
+            &columns.important,
+            &columns.low,
+        )
+        .fetch_all(self.run(&mut reader))
+        .await?;
+        Ok(due.iter().filter_map(|id| SubscriptionId::parse(id)).collect())
+    }
+
+    /// Claims what is due for these subscriptions, within their caps and the room of this process.
+    ///
+    /// The subscriptions are locked first; what they have in flight is counted in a later statement, whose snapshot
+    /// sees every claim made before the lock.
+    pub async fn claim(&self, claim: &Claim<'_>, candidates: &[Candidate]) -> Result<Pass, StoreError> {
+        let columns = CandidateColumns::of(candidates);
+        let mut transaction = self.begin_relaxed().await?;
+        let locked = sqlx::query!(
+            r#"
+            SELECT id, (SELECT version FROM store_counter WHERE name = 'events') AS "version!", now_ms() AS "now_ms!",
+                   (SELECT count(*) FROM subscriptions a WHERE a.id = ANY($1) AND a.enabled = 1) AS "enabled!"
+            FROM subscriptions
+            WHERE id = ANY($1) AND enabled = 1
+            ORDER BY id
+            FOR NO KEY UPDATE SKIP LOCKED
+            "#,
+            &columns.id as &[&str],
+        )
+        .fetch_all(self.run(&mut transaction))
+        .await?;
+        let Some(first) = locked.first() else {
+            // Nothing is locked here, so whatever is enabled was locked elsewhere; the next look decides.
+            return Ok(Pass {
+                skipped: true,
+                ..Pass::default()
+            });
+        };
+        let mut pass = Pass {
+            skipped: i64::try_from(locked.len()).unwrap_or(i64::MAX) < first.enabled,
+            version: first.version,
+            now_ms: first.now_ms,
+            ..Pass::default()
+        };
+        let locked: Vec<&str> = locked.iter().map(|row| row.id.as_str()).collect();
+        let rows = sqlx::query!(
+            r#"
+            WITH locked AS (
+                SELECT s.id, s.consumer, c.critical, c.important, c.low, c.consumer_room,
+                       greatest(s.max_inflight - (
+                           SELECT count(*) FROM deliveries l WHERE l.subscription_id = s.id AND l.lease_until IS NOT NULL
+                       ), 0) AS free
+                FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
+                    AS c(id, critical, important, low, consumer_room)
+                JOIN subscriptions s ON s.id = c.id
+                WHERE s.id = ANY($6::text[])
+            ), runnable AS (
+                SELECT l.consumer, l.consumer_room, d.*
+                FROM locked l
+                CROSS JOIN LATERAL (
+                    SELECT r.* FROM (VALUES (0, l.critical), (1, l.important), (2, l.low)) AS p(priority, frontier)
+                    CROSS JOIN LATERAL (
+                        SELECT d.subscription_id, d.seq, d.priority, d.next_attempt_at FROM deliveries d
+                        WHERE d.subscription_id = l.id AND d.priority = p.priority
+                          AND d.next_attempt_at >= p.frontier AND d.next_attempt_at <= now_ms()
+                          AND d.head AND d.lease_until IS NULL AND d.status IN ('pending', 'failed')
+                        ORDER BY d.next_attempt_at, d.seq
+                        LIMIT l.free
+                        FOR UPDATE SKIP LOCKED
+                    ) r
+                    ORDER BY r.priority, r.next_attempt_at, r.seq
+                    LIMIT l.free
+                ) d
+            ), shared AS (
+                SELECT r.*, row_number() OVER (PARTITION BY consumer ORDER BY priority, next_attempt_at, seq) AS turn
+                FROM runnable r
+            ), picked AS (
+                SELECT subscription_id, seq, next_attempt_at FROM shared
+                WHERE turn <= consumer_room
+                ORDER BY priority, turn, next_attempt_at, seq
+                LIMIT $7
+            ), claimed AS (
+                UPDATE deliveries d
+                SET lease_owner = $8, lease_until = now_ms() + $9, claim_id = nextval('delivery_claims'),
+                    claimed_generation = generation, attempt = d.attempt + 1
+                FROM picked p
+                WHERE d.subscription_id = p.subscription_id AND d.seq = p.seq
+                RETURNING d.subscription_id, d.seq, d.attempt, d.claim_id, d.priority, p.next_attempt_at
+            )
+            SELECT s.id AS "subscription_id!", l.free AS "free!", s.consumer, s.endpoint, s.secret,
+                   CASE WHEN s.previous_secret_until > now_ms() THEN s.previous_secret END AS previous_secret,
+                   s.retry_policy, c.seq AS "seq?", c.attempt AS "attempt?", c.claim_id AS "claim_id?",
+                   c.priority AS "priority?", c.next_attempt_at AS "due_at?"
+            FROM locked l
+            JOIN subscriptions s ON s.id = l.id
+            LEFT JOIN claimed c ON c.subscription_id = l.id
+            ORDER BY c.priority, c.next_attempt_at, c.seq
+            "#,
+            &columns.id as &[&str],
+            &columns.critical,
+            &columns.important,
+            &columns.low,
+            &columns.consumer_room,
+            &locked as &[&str],
+            claim.room,
+            claim.owner,
+            claim.lease_ms,
+        )
+        .fetch_all(self.run(&mut transaction))
+        .await?;
+        let positions: Vec<i64> = rows.iter().filter_map(|row| row.seq).collect();
+        // In the claiming transaction, after the claim: a redaction that was answered before it shows here.
+        let events = self.events_at(&mut transaction, &positions).await?;
+        transaction.commit().await?;
+
+        for row in rows {
+            let subscription_id = SubscriptionId::parse(&row.subscription_id).ok_or(StoreError::Corrupt {
+                what: "subscription id",
+            })?;
+            if pass.counted.iter().all(|(id, _)| *id != subscription_id) {
+                pass.counted.push((subscription_id.clone(), row.free));
+            }
+            let (Some(position), Some(attempt), Some(claim_id), Some(priority), Some(due_at)) =
+                (row.seq, row.attempt, row.claim_id, row.priority, row.due_at)
+            else {
+                continue;
+            };
+            // An event that is gone leaves its row claimed until the lease ends; prune settles rows before it deletes.
+            let Ok(index) = events.binary_search_by_key(&position, |event| event.position) else {
+                continue;
+            };
+            let event = &events[index];
+            pass.claimed.push(Claimed {
+                position,
+                subscription_id,
+                consumer: row.consumer,
+                attempt,
+                claim_id,
+                priority,
+                due_at: Millis(due_at),
+                endpoint: row.endpoint,
+                secret: row.secret,
+                previous_secret: row.previous_secret,
+                retry_policy: row.retry_policy,
+                envelope: event.envelope.clone(),
+                hops: event.hops,
+                received_at: event.received_at,
+            });
+        }
+        Ok(pass)
+    }
+
+    /// Releases claims whose lease has ended, and, when `judge_owners`, claims whose owner no longer lives. A released
+    /// row is due at once and keeps its attempt count: the attempt may have left the process. Answers the
+    /// subscriptions that have work again.
+    pub async fn release_lost(&self, judge_owners: bool) -> Result<Vec<SubscriptionId>, StoreError> {
+        let mut transaction = self.begin_relaxed().await?;
+        let rows = sqlx::query!(
+            r#"
+            WITH lost AS (
+                SELECT d.subscription_id, d.seq FROM deliveries d
+                WHERE d.lease_until IS NOT NULL
+                  AND (d.lease_until <= now_ms() OR ($1 AND NOT EXISTS (
+                      SELECT FROM workers w WHERE w.owner = d.lease_owner AND w.alive_until > now_ms())))
+                ORDER BY d.seq, d.subscription_id
+                LIMIT $2
+                FOR UPDATE SKIP LOCKED
+            ), released AS (
+                UPDATE deliveries d
+                SET lease_owner = NULL, lease_until = NULL, claim_id = NULL, next_attempt_at = now_ms(),
+                    updated_at = now_ms(),
+                    attempt = CASE WHEN d.generation = d.claimed_generation THEN d.attempt ELSE 0 END,
+                    status = CASE WHEN d.generation = d.claimed_generation THEN d.status ELSE 'pending' END
+                FROM lost WHERE d.subscription_id = lost.subscription_id AND d.seq = lost.seq
+                RETURNING d.subscription_id, d.seq, d.ordering_key, d.status,
+                          (SELECT b.status FROM deliveries b
+                           WHERE b.subscription_id = d.subscription_id AND b.seq = d.seq) AS former
+            )
+            SELECT subscription_id AS "subscription_id!", seq AS "seq!", ordering_key, status AS "status!",
+                   former AS "former!"
+            FROM released
+            "#,
+            judge_owners,
+            RECOVER_ROWS_MAX,
+        )
+        .fetch_all(self.run(&mut transaction))
+        .await?;
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut change = super::DeliveryCounts::default();
+        for row in &rows {
+            change.add(&row.former, -1);
+            change.add(&row.status, 1);
+        }
+        let keys: Vec<Key<'_>> = rows
+            .iter()
+            .filter_map(|row| {
+                Some(Key {
+                    subscription_id: &row.subscription_id,
+                    key: row.ordering_key.as_deref()?,
+                    position: row.seq,
+                })
+            })
+            .collect();
+        self.move_heads(&mut transaction, &keys).await?;
+        self.count(&mut transaction, super::counts::CountRole::Recover, change)
+            .await?;
+        transaction.commit().await?;
+        let mut subscriptions: Vec<SubscriptionId> = rows
+            .iter()
+            .filter_map(|row| SubscriptionId::parse(&row.subscription_id))
+            .collect();
+        subscriptions.sort_unstable_by(|a, b| a.as_str().cmp(b.as_str()));
+        subscriptions.dedup();
+        Ok(subscriptions)
+    }
+}
+
+/// The columns of candidates, one array each.
+#[derive(Default)]
+struct CandidateColumns<'a> {
+    id: Vec<&'a str>,
+    critical: Vec<i64>,
+    important: Vec<i64>,
+    low: Vec<i64>,
+    consumer_room: Vec<i64>,
+}
+
+impl<'a> CandidateColumns<'a> {
+    fn of(candidates: &'a [Candidate]) -> Self {
+        let mut columns = Self::default();
+        for candidate in candidates {
+            columns.id.push(candidate.id.as_str());
+            columns.critical.push(candidate.frontier[0]);
+            columns.important.push(candidate.frontier[1]);
+            columns.low.push(candidate.frontier[2]);
+            columns.consumer_room.push(candidate.consumer_room);
+        }
+        columns
+    }
+}

@@ -1,0 +1,63 @@
+//! What the store can fail with. Database errors are told apart by SQLSTATE and constraint, never by their text.
+
+use crate::domain::ids::SubscriptionId;
+
+/// A failure of the record; each variant is something a caller answers differently.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The database cannot be reached or refuses work for now; trying again later can succeed.
+    #[error("the database is not available")]
+    Unavailable(#[source] sqlx::Error),
+    /// The consumer already holds a subscription for this pattern and endpoint.
+    #[error("subscription {0} exists for this pattern and endpoint")]
+    SubscriptionExists(SubscriptionId),
+    /// The consumer holds as many subscriptions as it may.
+    #[error("the consumer already holds {0} subscriptions")]
+    SubscriptionLimit(i64),
+    /// The database belongs to the service that this one replaces.
+    #[error("the database was made by the service before this one; run `openvibe-events import` on a copy of it")]
+    Foreign,
+    /// The schema could not be brought up to date.
+    #[error("the schema could not be migrated")]
+    Migrate(#[source] sqlx::migrate::MigrateError),
+    /// A stored row is not what this program writes.
+    #[error("a stored {what} cannot be read")]
+    Corrupt {
+        /// The kind of value.
+        what: &'static str,
+    },
+    /// Anything else.
+    #[error("the database refused a statement")]
+    Database(#[source] sqlx::Error),
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        if is_transient(&error) {
+            Self::Unavailable(error)
+        } else {
+            Self::Database(error)
+        }
+    }
+}
+
+/// Whether the same statement could succeed a moment later: connection trouble, time-outs, lack of resources, a
+/// deadlock, or a server that is starting or stopping.
+fn is_transient(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_)
+        | sqlx::Error::Tls(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed
+        | sqlx::Error::BeginFailed
+        | sqlx::Error::Protocol(_) => true,
+        sqlx::Error::Database(database) => database.code().is_some_and(|code| {
+            // 08 connection, 40 rollback, 53 resources, 55P03 lock time-out, 57 operator intervention (57014 is the
+            // statement time-out), 25P03 idle in transaction, 25006 read-only (a server that was demoted).
+            ["08", "40", "53", "57"].iter().any(|class| code.starts_with(class))
+                || ["55P03", "25P03", "25006", "26000"].contains(&code.as_ref())
+        }),
+        _ => false,
+    }
+}

@@ -1,0 +1,345 @@
+//! Reading the log: one event by id, and pages after a position.
+//!
+//! A page is decided in one statement, so that its end, the head and the epoch belong to one snapshot: a position that
+//! is handed out never lies beyond what was examined.
+
+use sqlx::PgConnection;
+
+use crate::domain::cursor::Cursor;
+use crate::domain::envelope::{Envelope, Priority, Subject, SubjectRef, Visibility};
+use crate::domain::ids::EventId;
+use crate::domain::time::Millis;
+use crate::domain::topic::TopicPattern;
+
+use super::{Store, StoreError};
+
+/// Rows that one page examines at most, whatever matches.
+const SCAN_ROWS_MAX: i64 = 5_000;
+/// Stored bytes after which a page ends; the event that crosses the line is still part of it.
+const PAGE_BYTES: i64 = 4 * 1024 * 1024;
+
+/// An event as it is stored.
+#[derive(Debug, Clone)]
+pub struct StoredEvent {
+    /// Its position in the log.
+    pub position: i64,
+    /// What consumers see.
+    pub envelope: Envelope,
+    /// How deep it stands in its trace.
+    pub hops: i32,
+    /// When it was stored.
+    pub received_at: Millis,
+}
+
+/// Where a log begins and ends.
+#[derive(Debug, Clone, Copy)]
+pub struct Positions {
+    /// The history that positions belong to.
+    pub epoch: i64,
+    /// The last position; every one up to it is final.
+    pub head: i64,
+    /// Positions up to this one were removed from the log.
+    pub floor: i64,
+}
+
+/// What a pull asks for.
+#[derive(Debug, Clone)]
+pub struct PageRequest {
+    /// Read after this cursor; `None` is the oldest event.
+    pub after: Option<Cursor>,
+    /// Any of these; never empty.
+    pub topics: Vec<TopicPattern>,
+    /// Events wanted, 1..=1000.
+    pub limit: i64,
+}
+
+/// An event and its position, as a pull answers them.
+#[derive(Debug, Clone)]
+pub struct PulledEvent {
+    /// Where it stands.
+    pub cursor: Cursor,
+    /// What it says.
+    pub envelope: Envelope,
+}
+
+/// One page of the log.
+#[derive(Debug)]
+pub struct Page {
+    /// The bounds of the log in the page's snapshot.
+    pub positions: Positions,
+    /// Matching events, in position order.
+    pub events: Vec<PulledEvent>,
+    /// The last position examined.
+    pub examined: i64,
+}
+
+/// What the statement that decides a page answers.
+struct PageShape {
+    epoch: i64,
+    head: i64,
+    floor: i64,
+    start: i64,
+    hits: Option<Vec<i64>>,
+    /// Every hit of the scan fits the page.
+    complete: bool,
+    /// The last row scanned, where the scan stopped before the head.
+    scan_end: Option<i64>,
+}
+
+impl Store {
+    /// The bounds of the log.
+    pub async fn positions(&self) -> Result<Positions, StoreError> {
+        let mut reader = self.reader().await?;
+        let positions = sqlx::query_as!(
+            Positions,
+            r#"
+            SELECT epoch.value AS "epoch!",
+                   greatest((SELECT max(seq) FROM events), floor.value) AS "head!",
+                   floor.value AS "floor!"
+            FROM store_epoch epoch, sequences floor
+            WHERE epoch.name = 'events' AND floor.name = 'events'
+            "#
+        )
+        .fetch_one(self.run(&mut reader))
+        .await?;
+        Ok(positions)
+    }
+
+    /// One event that a first-party service may see, with its cursor.
+    pub async fn event(&self, id: &EventId) -> Result<Option<PulledEvent>, StoreError> {
+        let mut reader = self.reader().await?;
+        let found = sqlx::query!(
+            r#"
+            SELECT e.seq AS "seq!", epoch.value AS "epoch!"
+            FROM events e, store_epoch epoch
+            WHERE e.id = $1 AND e.env = 'production' AND epoch.name = 'events'
+            "#,
+            id.as_str(),
+        )
+        .fetch_optional(self.run(&mut reader))
+        .await?;
+        let Some(found) = found else { return Ok(None) };
+        let event = self.events_at(&mut reader, &[found.seq]).await?.pop();
+        Ok(event.map(|event| PulledEvent {
+            cursor: Cursor {
+                epoch: found.epoch,
+                position: found.seq,
+            },
+            envelope: event.envelope,
+        }))
+    }
+
+    /// A page of first-party events after a position.
+    pub async fn pull(&self, request: &PageRequest) -> Result<Page, StoreError> {
+        let mut reader = self.reader().await?;
+        let shape = match request.topics.as_slice() {
+            [only] if let Some(event_type) = only.exact() => {
+                self.page_of_type(&mut reader, request, event_type).await?
+            }
+            _ => self.page_of_patterns(&mut reader, request).await?,
+        };
+        let hits = shape.hits.unwrap_or_default();
+        let examined = match (shape.complete, hits.last()) {
+            (true, _) => shape.scan_end.unwrap_or(shape.head),
+            (false, Some(&last)) => last,
+            (false, None) => shape.start,
+        };
+        let events = self.events_at(&mut reader, &hits).await?;
+        Ok(Page {
+            positions: Positions {
+                epoch: shape.epoch,
+                head: shape.head,
+                floor: shape.floor,
+            },
+            events: events
+                .into_iter()
+                .map(|event| PulledEvent {
+                    cursor: Cursor {
+                        epoch: shape.epoch,
+                        position: event.position,
+                    },
+                    envelope: event.envelope,
+                })
+                .collect(),
+            examined,
+        })
+    }
+
+    /// Scans the log in position order and keeps what matches.
+    async fn page_of_patterns(
+        &self,
+        reader: &mut PgConnection,
+        request: &PageRequest,
+    ) -> Result<PageShape, StoreError> {
+        let patterns: Vec<String> = request
+            .topics
+            .iter()
+            .map(|topic| topic.like().unwrap_or_else(|| "%".to_owned()))
+            .collect();
+        let shape = sqlx::query_as!(
+            PageShape,
+            r#"
+            WITH bounds AS MATERIALIZED (
+                SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
+                       floor.value AS floor
+                FROM store_epoch epoch, sequences floor
+                WHERE epoch.name = 'events' AND floor.name = 'events'
+            ), start AS MATERIALIZED (
+                SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
+            ), page AS MATERIALIZED (
+                SELECT seq, event_type, size_bytes, env, project_id FROM events
+                WHERE seq > (SELECT seq FROM start)
+                ORDER BY seq
+                LIMIT $5
+            ), hits AS MATERIALIZED (
+                SELECT seq, size_bytes FROM page
+                WHERE event_type LIKE ANY($3::text[]) AND env = 'production' AND project_id IS NULL
+                ORDER BY seq
+                LIMIT $4
+            ), kept AS MATERIALIZED (
+                SELECT seq FROM (SELECT seq, sum(size_bytes) OVER (ORDER BY seq) - size_bytes AS before FROM hits) h
+                WHERE before < $6
+            ), shape AS MATERIALIZED (
+                SELECT (SELECT count(*) FROM hits) AS hits, (SELECT count(*) FROM kept) AS kept
+            )
+            SELECT epoch AS "epoch!", head AS "head!", floor AS "floor!", start.seq AS "start!",
+                   (SELECT array_agg(seq ORDER BY seq) FROM kept) AS hits,
+                   (shape.hits < $4 AND shape.kept = shape.hits) AS "complete!",
+                   CASE WHEN shape.hits < $4 AND shape.kept = shape.hits AND (SELECT count(*) FROM page) = $5
+                        THEN (SELECT max(seq) FROM page) END AS scan_end
+            FROM bounds, start, shape
+            "#,
+            request.after.map_or(-1, |cursor| cursor.epoch),
+            request.after.map_or(0, |cursor| cursor.position),
+            &patterns,
+            request.limit,
+            SCAN_ROWS_MAX,
+            PAGE_BYTES as f64,
+        )
+        .fetch_one(self.run(reader))
+        .await?;
+        Ok(shape)
+    }
+
+    /// Reads one exact type by its index: as many rows as wanted, however rare the type is.
+    async fn page_of_type(
+        &self,
+        reader: &mut PgConnection,
+        request: &PageRequest,
+        event_type: &str,
+    ) -> Result<PageShape, StoreError> {
+        let shape = sqlx::query_as!(
+            PageShape,
+            r#"
+            WITH bounds AS MATERIALIZED (
+                SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
+                       floor.value AS floor
+                FROM store_epoch epoch, sequences floor
+                WHERE epoch.name = 'events' AND floor.name = 'events'
+            ), start AS MATERIALIZED (
+                SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
+            ), hits AS MATERIALIZED (
+                SELECT seq, size_bytes FROM events
+                WHERE event_type = $3 AND seq > (SELECT seq FROM start) AND env = 'production' AND project_id IS NULL
+                ORDER BY seq
+                LIMIT $4
+            ), kept AS MATERIALIZED (
+                SELECT seq FROM (SELECT seq, sum(size_bytes) OVER (ORDER BY seq) - size_bytes AS before FROM hits) h
+                WHERE before < $5
+            ), shape AS MATERIALIZED (
+                SELECT (SELECT count(*) FROM hits) AS hits, (SELECT count(*) FROM kept) AS kept
+            )
+            SELECT epoch AS "epoch!", head AS "head!", floor AS "floor!", start.seq AS "start!",
+                   (SELECT array_agg(seq ORDER BY seq) FROM kept) AS hits,
+                   (shape.hits < $4 AND shape.kept = shape.hits) AS "complete!",
+                   NULL::bigint AS scan_end
+            FROM bounds, start, shape
+            "#,
+            request.after.map_or(-1, |cursor| cursor.epoch),
+            request.after.map_or(0, |cursor| cursor.position),
+            event_type,
+            request.limit,
+            PAGE_BYTES as f64,
+        )
+        .fetch_one(self.run(reader))
+        .await?;
+        Ok(shape)
+    }
+
+    /// The events at these positions, in position order; what is gone is left out.
+    pub(super) async fn events_at(
+        &self,
+        connection: &mut PgConnection,
+        positions: &[i64],
+    ) -> Result<Vec<StoredEvent>, StoreError> {
+        if positions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = sqlx::query_as!(
+            EventRow,
+            r#"
+            SELECT id, seq, event_type, version, source, actor, on_behalf_of, subject_type, subject_id,
+                   subject_revision, trace_id, priority, visibility, occurred_at, received_at, payload, hops
+            FROM events
+            WHERE seq = ANY($1)
+            ORDER BY seq
+            "#,
+            positions,
+        )
+        .fetch_all(self.run(connection))
+        .await?;
+        rows.into_iter().map(EventRow::into_event).collect()
+    }
+}
+
+struct EventRow {
+    id: String,
+    seq: i64,
+    event_type: String,
+    version: i64,
+    source: String,
+    actor: String,
+    on_behalf_of: Option<String>,
+    subject_type: String,
+    subject_id: String,
+    subject_revision: Option<i64>,
+    trace_id: String,
+    priority: String,
+    visibility: String,
+    occurred_at: String,
+    received_at: i64,
+    payload: String,
+    hops: i32,
+}
+
+impl EventRow {
+    fn into_event(self) -> Result<StoredEvent, StoreError> {
+        let corrupt = |what| StoreError::Corrupt { what };
+        Ok(StoredEvent {
+            position: self.seq,
+            envelope: Envelope {
+                event_id: EventId::parse(&self.id).ok_or(corrupt("event id"))?,
+                trace_id: self.trace_id,
+                event_type: self.event_type,
+                version: self.version,
+                source: self.source,
+                actor: SubjectRef::parse_json(&self.actor).ok_or(corrupt("actor"))?,
+                on_behalf_of: match self.on_behalf_of {
+                    Some(text) => Some(SubjectRef::parse_json(&text).ok_or(corrupt("on_behalf_of"))?),
+                    None => None,
+                },
+                timestamp: self.occurred_at,
+                priority: Priority::parse(&self.priority).ok_or(corrupt("priority"))?,
+                visibility: Visibility::parse(&self.visibility).ok_or(corrupt("visibility"))?,
+                subject: Subject {
+                    kind: self.subject_type,
+                    id: self.subject_id,
+                    revision: self.subject_revision,
+                },
+                payload: self.payload,
+            },
+            hops: self.hops,
+            received_at: Millis(self.received_at),
+        })
+    }
+}

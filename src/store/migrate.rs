@@ -1,0 +1,31 @@
+//! Brings the schema up to date; several processes may try at once.
+
+use sqlx::{Connection, PgConnection};
+
+use super::{Addresses, StoreError};
+
+/// Applies what is missing, one process at a time (an advisory lock of the session). A database of the service before
+/// this one is refused untouched (D61); one that a newer release has migrated further is served as it is.
+pub async fn migrate(addresses: &Addresses) -> Result<(), StoreError> {
+    let mut connection = PgConnection::connect_with(&addresses.direct).await?;
+    // The old service records its migrations in `ov_migrations`; a table of events without our own record is not ours.
+    let foreign = sqlx::query_scalar!(
+        r#"
+        SELECT to_regclass('ov_migrations') IS NOT NULL
+            OR (to_regclass('events') IS NOT NULL AND to_regclass('_sqlx_migrations') IS NULL) AS "foreign!"
+        "#
+    )
+    .fetch_one(&mut connection)
+    .await?;
+    if foreign {
+        return Err(StoreError::Foreign);
+    }
+    let mut migrations = sqlx::migrate!();
+    migrations.set_ignore_missing(true);
+    migrations
+        .run_direct(None, &mut connection, false)
+        .await
+        .map_err(StoreError::Migrate)?;
+    connection.close().await?;
+    Ok(())
+}

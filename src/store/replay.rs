@@ -1,0 +1,202 @@
+//! Sending again: an operator puts deliveries back into the queue, or makes them for events from before.
+
+use std::collections::HashMap;
+
+use sqlx::PgConnection;
+
+use crate::domain::ids::SubscriptionId;
+use crate::domain::topic::TopicPattern;
+
+use super::counts::CountRole;
+use super::settle::Key;
+use super::{DeliveryCounts, Store, StoreError};
+
+/// Rows that one replay examines.
+const SCAN_ROWS_MAX: i64 = 20_000;
+/// Deliveries that one replay queues.
+const QUEUED_MAX: i64 = 10_000;
+
+/// Which events to send again.
+#[derive(Debug, Clone)]
+pub enum ReplaySelection {
+    /// These events.
+    Events(Vec<String>),
+    /// Everything from this position on that the subscription's pattern matches.
+    FromPosition(i64),
+}
+
+/// What a replay did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replayed {
+    /// Deliveries that are due again.
+    pub queued: i64,
+    /// The position to continue from, where a bound cut the selection.
+    pub next: Option<i64>,
+}
+
+impl Store {
+    /// Queues deliveries of a subscription again; `None` when there is no such subscription.
+    ///
+    /// A claimed row only gets a new generation: the claim that runs releases it at its end, so no result of it can
+    /// overwrite the reset row.
+    pub async fn replay(
+        &self,
+        subscription_id: &SubscriptionId,
+        selection: &ReplaySelection,
+    ) -> Result<Option<Replayed>, StoreError> {
+        let mut transaction = self.begin().await?;
+        let id = subscription_id.as_str();
+        let Some(pattern) = sqlx::query_scalar!(
+            "SELECT topic_pattern FROM subscriptions WHERE id = $1 AND project_id IS NULL",
+            id
+        )
+        .fetch_optional(self.run(&mut transaction))
+        .await?
+        else {
+            return Ok(None);
+        };
+        let pattern = TopicPattern::parse(&pattern).ok_or(StoreError::Corrupt { what: "topic pattern" })?;
+        let (positions, next) = match selection {
+            ReplaySelection::Events(ids) => {
+                let rows = sqlx::query!(
+                    r#"
+                    SELECT seq, event_type FROM events
+                    WHERE id = ANY($1) AND env = 'production' AND project_id IS NULL
+                    ORDER BY seq
+                    "#,
+                    ids,
+                )
+                .fetch_all(self.run(&mut transaction))
+                .await?;
+                let matching = rows
+                    .iter()
+                    .filter(|row| pattern.matches(&row.event_type))
+                    .map(|row| row.seq);
+                (matching.collect::<Vec<i64>>(), None)
+            }
+            ReplaySelection::FromPosition(from) => {
+                let rows = sqlx::query!(
+                    r#"
+                    SELECT seq, event_type FROM events
+                    WHERE seq >= $1 AND event_type LIKE $2 AND env = 'production' AND project_id IS NULL
+                    ORDER BY seq
+                    LIMIT $3
+                    "#,
+                    from,
+                    pattern.like().unwrap_or_else(|| "%".to_owned()),
+                    SCAN_ROWS_MAX.min(QUEUED_MAX + 1),
+                )
+                .fetch_all(self.run(&mut transaction))
+                .await?;
+                let matching = rows
+                    .iter()
+                    .filter(|row| pattern.matches(&row.event_type))
+                    .map(|row| row.seq);
+                let mut positions: Vec<i64> = matching.collect();
+                let kept = usize::try_from(QUEUED_MAX).unwrap_or(usize::MAX);
+                let next = positions.get(kept).copied();
+                positions.truncate(kept);
+                (positions, next)
+            }
+        };
+        let queued = self.requeue(&mut transaction, id, &positions).await?;
+        transaction.commit().await?;
+        Ok(Some(Replayed { queued, next }))
+    }
+
+    /// Resets or makes the deliveries of these positions and moves the marks of their keys.
+    async fn requeue(
+        &self,
+        transaction: &mut PgConnection,
+        subscription_id: &str,
+        positions: &[i64],
+    ) -> Result<i64, StoreError> {
+        // The rows and the heads of their keys, locked in position order as every other writer does.
+        let locked = sqlx::query!(
+            r#"
+            WITH mine AS (
+                SELECT seq, ordering_key FROM deliveries WHERE subscription_id = $1 AND seq = ANY($2)
+            ), heads AS (
+                SELECT first.seq
+                FROM (SELECT DISTINCT ordering_key FROM mine WHERE ordering_key IS NOT NULL) k
+                CROSS JOIN LATERAL (
+                    SELECT f.seq FROM deliveries f
+                    WHERE f.subscription_id = $1 AND f.ordering_key = k.ordering_key
+                      AND f.status IN ('pending', 'failed')
+                    ORDER BY f.seq LIMIT 1
+                ) first
+            )
+            SELECT d.seq AS "seq!", d.ordering_key, d.status AS "status!", d.head AS "head!",
+                   d.lease_until IS NOT NULL AS "claimed!", d.seq = ANY($2) AS "replayed!"
+            FROM deliveries d
+            WHERE d.subscription_id = $1 AND d.seq IN (SELECT seq FROM mine UNION SELECT seq FROM heads)
+            ORDER BY d.seq
+            FOR UPDATE OF d
+            "#,
+            subscription_id,
+            positions,
+        )
+        .fetch_all(self.run(transaction))
+        .await?;
+        let queued = sqlx::query!(
+            r#"
+            INSERT INTO deliveries AS d (
+                event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, head
+            )
+            SELECT e.id, $1, e.seq, CASE e.priority WHEN 'critical' THEN 0 WHEN 'important' THEN 1 ELSE 2 END,
+                   now_ms(), now_ms(), now_ms(), true
+            FROM events e WHERE e.seq = ANY($2)
+            ON CONFLICT (subscription_id, seq) DO UPDATE
+            SET generation = d.generation + 1, updated_at = now_ms(),
+                status = CASE WHEN d.lease_until IS NULL THEN 'pending' ELSE d.status END,
+                attempt = CASE WHEN d.lease_until IS NULL THEN 0 ELSE d.attempt END,
+                next_attempt_at = CASE WHEN d.lease_until IS NULL THEN now_ms() ELSE d.next_attempt_at END,
+                last_error = CASE WHEN d.lease_until IS NULL THEN NULL ELSE d.last_error END,
+                last_status = CASE WHEN d.lease_until IS NULL THEN NULL ELSE d.last_status END,
+                delivered_at = CASE WHEN d.lease_until IS NULL THEN NULL ELSE d.delivered_at END,
+                head = CASE WHEN d.lease_until IS NOT NULL THEN d.head
+                            ELSE d.ordering_key IS NULL OR (d.head AND d.status IN ('pending', 'failed')) END
+            "#,
+            subscription_id,
+            positions,
+        )
+        .execute(self.run(transaction))
+        .await?
+        .rows_affected();
+        let queued = i64::try_from(queued).unwrap_or(i64::MAX);
+
+        let mut change = DeliveryCounts::default();
+        let mut replayed_rows = 0;
+        // The head of each key before the replay, and whether it runs: a running head keeps its mark until it settles.
+        let mut heads: HashMap<&str, (i64, bool)> = HashMap::new();
+        for row in &locked {
+            let unfinished = matches!(row.status.as_str(), "pending" | "failed");
+            if row.replayed {
+                replayed_rows += 1;
+                if !row.claimed {
+                    change.add(&row.status, -1);
+                    change.add("pending", 1);
+                }
+            }
+            if let Some(key) = row.ordering_key.as_deref() {
+                let head = heads.entry(key).or_insert((row.seq, false));
+                if row.head && unfinished {
+                    *head = (row.seq, row.claimed);
+                }
+            }
+        }
+        change.pending += queued - replayed_rows;
+        let keys: Vec<Key<'_>> = heads
+            .iter()
+            .filter(|(_, (_, running))| !running)
+            .map(|(&key, &(position, _))| Key {
+                subscription_id,
+                key,
+                position,
+            })
+            .collect();
+        self.move_heads(transaction, &keys).await?;
+        self.count(transaction, CountRole::Operate, change).await?;
+        Ok(queued)
+    }
+}

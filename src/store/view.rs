@@ -1,0 +1,135 @@
+//! What publishing and claiming depend on, held in memory and replaced whole when its version moves.
+//!
+//! The version stands in the counter row. Whoever changes a subscription or the epoch takes that row first, so the
+//! statement that takes a position also tells whether this copy is current.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sqlx::PgConnection;
+
+use crate::domain::ids::SubscriptionId;
+use crate::domain::topic::TopicPattern;
+
+use super::{Store, StoreError};
+
+/// One enabled subscription, as fan-out and the dispatcher need it.
+#[derive(Debug, Clone)]
+pub struct Subscriber {
+    /// Its id.
+    pub id: SubscriptionId,
+    /// Who receives; shares of the delivery slots are counted by it.
+    pub consumer: Arc<str>,
+    pattern: TopicPattern,
+}
+
+/// Every enabled subscription at one version of the store.
+#[derive(Debug, Default)]
+pub struct View {
+    /// The version this was read at; 0 before the first load.
+    pub version: i64,
+    /// The history that positions belong to now.
+    pub epoch: i64,
+    subscribers: Vec<Subscriber>,
+    /// Positions in `subscribers` by the literal first segment of the pattern; the empty text for a leading `*`.
+    by_first_segment: HashMap<Box<str>, Vec<usize>>,
+}
+
+impl View {
+    fn new(version: i64, epoch: i64, subscribers: Vec<Subscriber>) -> Self {
+        let mut by_first_segment: HashMap<Box<str>, Vec<usize>> = HashMap::new();
+        for (index, subscriber) in subscribers.iter().enumerate() {
+            let first = match first_segment(subscriber.pattern.as_str()) {
+                "*" => "",
+                literal => literal,
+            };
+            by_first_segment.entry(first.into()).or_default().push(index);
+        }
+        Self {
+            version,
+            epoch,
+            subscribers,
+            by_first_segment,
+        }
+    }
+
+    /// The enabled subscriptions, oldest first.
+    pub fn subscribers(&self) -> &[Subscriber] {
+        &self.subscribers
+    }
+
+    /// The subscriptions that an event of this type is delivered to.
+    pub fn matching<'a>(&'a self, event_type: &'a str) -> impl Iterator<Item = &'a Subscriber> {
+        [first_segment(event_type), ""]
+            .into_iter()
+            .filter_map(|first| self.by_first_segment.get(first))
+            .flatten()
+            .map(|&index| &self.subscribers[index])
+            .filter(move |subscriber| subscriber.pattern.matches(event_type))
+    }
+}
+
+fn first_segment(dotted: &str) -> &str {
+    dotted.split('.').next().unwrap_or(dotted)
+}
+
+impl Store {
+    /// The view in force here; it may be older than the database's until something compares their versions.
+    pub fn view(&self) -> Arc<View> {
+        self.view.load_full()
+    }
+
+    /// Replaces the view if the database has moved past this version of it.
+    pub async fn refresh_view(&self, version: i64) -> Result<(), StoreError> {
+        if self.view.load().version < version {
+            self.reload_view().await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn reload_view(&self) -> Result<(), StoreError> {
+        let mut reader = self.reader().await?;
+        self.reload_view_on(&mut reader).await
+    }
+
+    /// Reads the view on a connection that may hold the counter row, in one statement: one snapshot.
+    pub(super) async fn reload_view_on(&self, connection: &mut PgConnection) -> Result<(), StoreError> {
+        let rows = sqlx::query!(
+            r#"
+            SELECT c.version AS "version!", e.value AS "epoch!", s.id AS "id?", s.consumer AS "consumer?",
+                   s.topic_pattern AS "topic_pattern?"
+            FROM store_counter c
+            CROSS JOIN store_epoch e
+            LEFT JOIN subscriptions s ON s.enabled = 1 AND s.project_id IS NULL
+            WHERE c.name = 'events' AND e.name = 'events'
+            ORDER BY s.created_at, s.id
+            "#
+        )
+        .fetch_all(self.run(connection))
+        .await?;
+        let first = rows.first().ok_or(StoreError::Corrupt { what: "store version" })?;
+        let (version, epoch) = (first.version, first.epoch);
+        let subscribers = rows
+            .into_iter()
+            .filter_map(|row| Some((row.id?, row.consumer?, row.topic_pattern?)))
+            .filter_map(|(id, consumer, pattern)| {
+                let parsed = SubscriptionId::parse(&id).zip(TopicPattern::parse(&pattern));
+                if parsed.is_none() {
+                    tracing::warn!(subscription_id = %id, "subscription {id} has an unreadable id or pattern and is left out");
+                }
+                let (id, pattern) = parsed?;
+                Some(Subscriber { id, consumer: consumer.into(), pattern })
+            })
+            .collect();
+        let read = Arc::new(View::new(version, epoch, subscribers));
+        // Two readers may finish in either order; the newer view stays.
+        self.view.rcu(|current| {
+            if current.version > read.version {
+                Arc::clone(current)
+            } else {
+                Arc::clone(&read)
+            }
+        });
+        Ok(())
+    }
+}
