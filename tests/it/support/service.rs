@@ -230,7 +230,7 @@ impl Service {
             match self.client.try_send(asked.timeout(Duration::from_secs(3))).await {
                 Ok(answer) if answer.status == 200 => Ok(true),
                 Ok(answer) => Err(format!("{} {}\n{}", answer.status, answer.text, log())),
-                Err(error) => Err(format!("{error}\n{}", log())),
+                Err(error) => Err(format!("{error:?}\n{}", log())),
             }
         });
         seen.await
