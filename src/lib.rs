@@ -116,7 +116,11 @@ impl App {
             worker: delivery.vitals.clone(),
         });
         let checks = vitals::checks(&store, &keys, &delivery.vitals, config.delivery.dlq_degraded_at);
-        let release = config.release.commit.as_deref().unwrap_or(env!("OPENVIBE_EVENTS_COMMIT"));
+        let release = config
+            .release
+            .commit
+            .as_deref()
+            .unwrap_or(env!("OPENVIBE_EVENTS_COMMIT"));
         let metrics = telemetry::Metrics::install();
         telemetry::release(SERVICE, release);
         tokio::spawn({
