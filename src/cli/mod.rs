@@ -1,1 +1,3 @@
-//! Placeholder.
+//! The commands of the binary.
+
+pub mod check_config;

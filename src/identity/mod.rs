@@ -1,1 +1,22 @@
-//! Placeholder.
+//! Who is calling, and what they may do: signing keys, tokens, the capability rule and the route guards.
+//!
+//! Nothing here touches the database or knows a status code; the edge turns refusals into answers.
+
+mod capability;
+mod claims;
+mod guard;
+mod jwks;
+mod jws;
+mod keys;
+mod token;
+
+pub use capability::{Capability, granted};
+pub use claims::{AppPrincipal, Claims, Env, Principal, UnlistedPrincipal};
+pub use guard::{Caller, Refusal, bearer, first_party, shared};
+pub use jwks::KeySet;
+pub use jws::Jws;
+pub use keys::{KeyError, Keys, Unavailable};
+pub use token::{Sandbox, TokenError, Verifier};
+
+#[cfg(test)]
+mod testing;

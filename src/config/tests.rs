@@ -1,0 +1,625 @@
+//! One test per promise of the configuration.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::variables::{Fallback, all};
+use super::*;
+
+const PASSWORD: &str = "hunter-2-secret";
+
+fn read(env: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
+    let get = |name: &str| {
+        env.iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, value)| (*value).to_owned())
+    };
+    Config::read(&get)
+}
+
+fn good(env: &[(&str, &str)]) -> Config {
+    read(env).unwrap_or_else(|errors| panic!("{env:?}: {errors}"))
+}
+
+/// The one message of an environment with one mistake.
+fn refused(env: &[(&str, &str)]) -> String {
+    let errors = read(env).expect_err(&format!("{env:?} is a mistake"));
+    assert_eq!(errors.0.len(), 1, "{errors}");
+    errors.0[0].message.clone()
+}
+
+#[test]
+fn what_is_read_is_what_the_table_lists() {
+    let asked = RefCell::new(BTreeSet::new());
+    let get = |name: &str| {
+        asked.borrow_mut().insert(name.to_owned());
+        None
+    };
+    Config::read(&get).expect("nothing set is a valid environment");
+    let listed: BTreeSet<String> = all().map(|variable| variable.name.to_owned()).collect();
+    assert_eq!(asked.into_inner(), listed);
+    assert_eq!(listed.len(), all().count(), "a name stands in the table once");
+}
+
+#[test]
+fn the_example_file_is_made_from_the_table() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/");
+    let committed = std::fs::read_to_string(format!("{root}.env.example")).unwrap_or_default();
+    if committed != env_example() {
+        std::fs::write(format!("{root}target/env.example"), env_example()).expect("the target folder can be written");
+        panic!(".env.example differs from the table of variables: cp target/env.example .env.example");
+    }
+}
+
+/// The documented defaults, written out once more by hand: a slip in the table must not pass.
+#[test]
+fn defaults_are_the_documented_ones() {
+    let documented = [
+        ("PORT", "4300"),
+        ("HOST", "127.0.0.1"),
+        ("NODE_ENV", "development"),
+        ("OV_NETWORK_URL", "https://openvibe.network"),
+        ("OV_NETWORK_INTERNAL_URL", "http://127.0.0.1:4000"),
+        ("VALKEY_PREFIX", "ov:events:"),
+        ("NATS_SUBJECT_PREFIX", "ov.events."),
+        ("NATS_JETSTREAM", "on"),
+        ("NATS_STREAM", "OV_EVENTS_STREAM"),
+        ("CLOUD_QUEUE_REGION", "us-east-1"),
+        ("CLOUD_QUEUE_CONSUME", "off"),
+        ("EVENTS_CARRIERS", "pg-v1,valkey-v1,nats-v1,nats-js-v1,cloud-v1"),
+        ("EVENTS_RETENTION_DAYS", "30"),
+        ("EVENTS_REPLAY_RETENTION_DAYS", "365"),
+        ("EVENTS_RECEIPT_RETENTION_DAYS", "90"),
+        ("EVENTS_PRUNE_INTERVAL_MS", "3600000"),
+        ("EVENTS_ARCHIVE_DIR", "data/archive"),
+        ("EVENTS_ARCHIVE_S3_REGION", "us-east-1"),
+        ("EVENTS_ARCHIVE_S3_PREFIX", "events/"),
+        ("EVENTS_MAX_PAYLOAD_BYTES", "65536"),
+        ("EVENTS_MAX_HOPS", "8"),
+        ("EVENTS_SHARED_PREFIXES", "provider."),
+        ("EVENTS_WORKER", "on"),
+        ("EVENTS_WORKER_INTERVAL_MS", "500"),
+        ("EVENTS_MAX_INFLIGHT", "256"),
+        ("EVENTS_DEFAULT_MAX_INFLIGHT", "1"),
+        ("EVENTS_DELIVERY_TIMEOUT_MS", "10000"),
+        ("EVENTS_MAX_ATTEMPTS", "8"),
+        ("EVENTS_BACKOFF_MS", "1000,5000,30000,120000,600000,3600000"),
+        ("EVENTS_BACKOFF_JITTER", "0.1"),
+        ("EVENTS_DLQ_DEGRADED_AT", "100"),
+        ("EVENTS_MAX_SUBSCRIPTIONS", "100"),
+        ("EVENTS_ENDPOINT_HOSTS", "127.0.0.1,*.openvibe.*"),
+        ("EVENTS_APPS", "on"),
+        ("EVENTS_APP_PUBLISH_PER_MINUTE", "120"),
+        ("EVENTS_APP_SANDBOX_PUBLISH_PER_MINUTE", "30"),
+        ("EVENTS_APP_RETAINED_BYTES", "52428800"),
+        ("EVENTS_APP_SANDBOX_RETAINED_BYTES", "5242880"),
+        ("EVENTS_APP_MAX_SUBSCRIPTIONS", "20"),
+        ("EVENTS_APP_SANDBOX_MAX_SUBSCRIPTIONS", "5"),
+        ("EVENTS_APP_SANDBOX_RETENTION_DAYS", "7"),
+        ("EVENTS_LIMITS", "on"),
+        ("EVENTS_LIMITS_MINUTE", "120"),
+        ("EVENTS_LIMITS_HOUR", "3000"),
+        ("EVENTS_USAGE", "on"),
+        ("EVENTS_USAGE_FLUSH_MS", "300000"),
+        ("EVENTS_BILLING_INTERVAL_MS", "0"),
+        ("OV_BILLING_AUDIENCE", "openvibe.billing"),
+        ("OV_BILLING_TIMEOUT_MS", "10000"),
+        ("OV_OAUTH_CLIENT_ID", "events"),
+        ("REALTIME_MAX_CONNECTIONS", "2000"),
+        ("REALTIME_MAX_TOPICS", "20"),
+        ("REALTIME_HEARTBEAT_MS", "25000"),
+        ("REALTIME_REPLAY_MAX", "1000"),
+        ("REALTIME_PUBLIC_REPLAY_SECONDS", "300"),
+        ("REALTIME_ALLOW_ANONYMOUS", "true"),
+    ];
+    let in_table: BTreeSet<_> = all()
+        .filter_map(|variable| match variable.default {
+            Fallback::Text(text) => Some((variable.name, text)),
+            Fallback::Unset | Fallback::Computed(_) => None,
+        })
+        .collect();
+    assert_eq!(in_table, BTreeSet::from(documented));
+    let without: BTreeSet<_> = all()
+        .filter(|v| !matches!(v.default, Fallback::Text(_)))
+        .map(|v| v.name)
+        .collect();
+    let documented_without = [
+        "EVENTS_ENV",
+        "BASE_URL",
+        "EVENTS_SITE_URL",
+        "SSL_CERT_FILE",
+        "OV_NETWORK_ISSUER",
+        "OV_NETWORK_PUBLIC_KEY",
+        "EVENTS_USER_AUDIENCES",
+        "DATABASE_URL",
+        "DATABASE_DIRECT_URL",
+        "VALKEY_URL",
+        "NATS_URL",
+        "CLOUD_QUEUE_URL",
+        "CLOUD_QUEUE_PREFIX",
+        "CLOUD_QUEUE_ACCESS_KEY",
+        "CLOUD_QUEUE_SECRET_KEY",
+        "EVENTS_CARRIERS_DISABLED",
+        "EVENTS_ARCHIVE_S3_BUCKET",
+        "EVENTS_ARCHIVE_S3_ENDPOINT",
+        "EVENTS_ARCHIVE_S3_ACCESS_KEY_ID",
+        "EVENTS_ARCHIVE_S3_SECRET_ACCESS_KEY",
+        "EVENTS_SOURCE_PREFIXES",
+        "EVENTS_APP_MAX_INFLIGHT",
+        "OV_BILLING_INTERNAL_URL",
+        "OV_OAUTH_CLIENT_SECRET",
+        "REALTIME_CORS_ORIGINS",
+        "RELEASE_COMMIT",
+        "MIN_CLIENT_RELEASE",
+        "EVENTS_SECRET_KEY",
+        "EVENTS_RATE_CARDS",
+    ];
+    assert_eq!(without, BTreeSet::from(documented_without));
+}
+
+#[test]
+fn defaults_arrive_typed() {
+    let config = good(&[]);
+    assert_eq!(config.environment, Environment::Development);
+    assert_eq!(config.http.listen.to_string(), "127.0.0.1:4300");
+    assert_eq!(config.http.base_url, "http://localhost:4300");
+    assert_eq!(config.http.site_url, "http://localhost:4300");
+    assert_eq!(config.database, None);
+    assert_eq!(config.identity.issuer, "https://openvibe.network");
+    assert_eq!(config.identity.user_audiences, None);
+    let seconds: Vec<u64> = config.delivery.backoff.iter().map(Duration::as_secs).collect();
+    assert_eq!(seconds, [1, 5, 30, 120, 600, 3600]);
+    assert_eq!(config.delivery.poll_interval, Duration::from_millis(500));
+    assert!(config.delivery.worker && config.delivery.secret_keys.is_empty());
+    assert_eq!(config.apps.max_inflight, 128);
+    assert_eq!(config.apps.sandbox.retained_bytes, Some(5 << 20));
+    assert_eq!(config.retention.hot, Duration::from_secs(30 * 86_400));
+    assert_eq!(config.carriers.enabled, CARRIERS.map(str::to_owned).into());
+    assert_eq!(
+        (
+            config.carriers.valkey,
+            config.carriers.nats,
+            config.carriers.cloud_queue
+        ),
+        (None, None, None)
+    );
+    assert_eq!((config.billing.interval, config.archive.s3), (None, None));
+}
+
+#[test]
+fn empty_counts_as_unset_and_blanks_around_a_value_do_not_count() {
+    let config = good(&[
+        ("PORT", ""),
+        ("DATABASE_URL", "  "),
+        ("EVENTS_MAX_HOPS", " 3 "),
+        ("EVENTS_SECRET_KEY", ""),
+    ]);
+    assert_eq!(config.http.listen.port(), 4300);
+    assert_eq!(config.database, None);
+    assert_eq!(config.publish.max_hops, 3);
+}
+
+#[test]
+fn production_needs_a_database_and_has_its_own_origin() {
+    let missing = "DATABASE_URL must be set in production";
+    assert_eq!(refused(&[("NODE_ENV", "production")]), missing);
+    assert_eq!(refused(&[("EVENTS_ENV", "production")]), missing);
+    assert_eq!(refused(&[("EVENTS_ENV", "production"), ("NODE_ENV", "test")]), missing);
+    assert_eq!(
+        good(&[("EVENTS_ENV", "development"), ("NODE_ENV", "production")]).environment,
+        Environment::Development
+    );
+
+    let database = ("DATABASE_URL", "postgresql://ov@db/ov");
+    let config = good(&[("NODE_ENV", "production"), database]);
+    assert_eq!(config.environment, Environment::Production);
+    assert_eq!(
+        (config.http.base_url.as_str(), config.http.site_url.as_str()),
+        ("https://openvibe.events", "https://openvibe.events")
+    );
+    let config = good(&[
+        ("NODE_ENV", "production"),
+        database,
+        ("BASE_URL", "https://events.example.org/"),
+    ]);
+    assert_eq!(
+        config.http.base_url, "https://events.example.org",
+        "the trailing slash goes"
+    );
+}
+
+#[test]
+fn the_direct_database_is_the_same_one_unless_named() {
+    let database = good(&[("DATABASE_URL", "postgres://a@pooler/ov")])
+        .database
+        .expect("set");
+    assert_eq!(
+        (database.url.expose(), database.direct_url.expose()),
+        ("postgres://a@pooler/ov", "postgres://a@pooler/ov")
+    );
+    let both = good(&[
+        ("DATABASE_URL", "postgres://a@pooler/ov"),
+        ("DATABASE_DIRECT_URL", "postgres://o@db/ov"),
+    ]);
+    assert_eq!(both.database.expect("set").direct_url.expose(), "postgres://o@db/ov");
+    let message = refused(&[("DATABASE_DIRECT_URL", "postgres://o@db/ov")]);
+    assert_eq!(message, "DATABASE_URL must be set where DATABASE_DIRECT_URL is");
+}
+
+#[test]
+fn a_database_behind_a_socket_directory_is_understood() {
+    let database = good(&[("DATABASE_URL", "postgresql://postgres@/ov?host=/var/run/postgresql")])
+        .database
+        .expect("set");
+    assert_eq!(
+        database.url.expose(),
+        "postgresql://postgres@localhost/ov?host=/var/run/postgresql"
+    );
+}
+
+#[test]
+fn each_kind_of_mistake_names_the_variable_what_is_allowed_and_what_was_given() {
+    let cases = [
+        (
+            "EVENTS_RETENTION_DAYS",
+            "soon",
+            "must be a whole number from 1 to 3650, got \"soon\"",
+        ),
+        (
+            "EVENTS_RETENTION_DAYS",
+            "30d",
+            "must be a whole number from 1 to 3650, got \"30d\"",
+        ),
+        (
+            "EVENTS_RETENTION_DAYS",
+            "0",
+            "must be a whole number from 1 to 3650, got \"0\"",
+        ),
+        (
+            "EVENTS_MAX_HOPS",
+            "-1",
+            "must be a whole number from 1 to 1000, got \"-1\"",
+        ),
+        (
+            "EVENTS_MAX_HOPS",
+            "+5",
+            "must be a whole number from 1 to 1000, got \"+5\"",
+        ),
+        ("PORT", "65536", "must be a whole number from 0 to 65535, got \"65536\""),
+        (
+            "PORT",
+            "99999999999999999999999",
+            "must be a whole number from 0 to 65535, got \"99999999999999999999999\"",
+        ),
+        (
+            "EVENTS_DEFAULT_MAX_INFLIGHT",
+            "65",
+            "must be a whole number from 1 to 64, got \"65\"",
+        ),
+        (
+            "EVENTS_USAGE_FLUSH_MS",
+            "999",
+            "must be a whole number from 1000 to 86400000, got \"999\"",
+        ),
+        (
+            "HOST",
+            "example.org",
+            "must be an IP address to listen on, or localhost, got \"example.org\"",
+        ),
+        (
+            "EVENTS_ENV",
+            "prod",
+            "must name nothing but production, development, test, got \"prod\"",
+        ),
+        ("EVENTS_WORKER", "false", "must be on or off, got \"false\""),
+        ("REALTIME_ALLOW_ANONYMOUS", "off", "must be true or false, got \"off\""),
+        (
+            "EVENTS_BACKOFF_MS",
+            "1000,soon",
+            "must be a whole number from 0 to 86400000, got \"soon\"",
+        ),
+        (
+            "EVENTS_BACKOFF_MS",
+            "1000,86400001",
+            "must be a whole number from 0 to 86400000, got \"86400001\"",
+        ),
+        ("EVENTS_BACKOFF_MS", ",", "must name at least one value, got \",\""),
+        (
+            "EVENTS_BACKOFF_JITTER",
+            "10",
+            "must be a number from 0 to 1, such as 0.1, got \"10\"",
+        ),
+        (
+            "EVENTS_BACKOFF_JITTER",
+            "NaN",
+            "must be a number from 0 to 1, such as 0.1, got \"NaN\"",
+        ),
+        (
+            "BASE_URL",
+            "events.example.org",
+            "must be an http or https URL without credentials, query or fragment, got \"events.example.org\"",
+        ),
+        (
+            "OV_NETWORK_URL",
+            "ftp://x",
+            "must be an http or https URL without credentials, query or fragment, got \"ftp://x\"",
+        ),
+        (
+            "REALTIME_CORS_ORIGINS",
+            "http://localhost:3000,http://localhost:3000/app",
+            "must list origins as browsers send them, such as http://localhost:3000, got \"http://localhost:3000/app\"",
+        ),
+        ("NATS_STREAM", "a.b", "must be letters, digits, - and _, got \"a.b\""),
+        (
+            "NATS_SUBJECT_PREFIX",
+            "ov.>.",
+            "must be NATS subject tokens without wildcards, each ending in a dot, such as ov.events., got \"ov.>.\"",
+        ),
+        ("RELEASE_COMMIT", "latest", "must be 7 to 40 hex digits, got \"latest\""),
+        (
+            "EVENTS_CARRIERS",
+            "pg-v1,kafka-v1",
+            "must name nothing but pg-v1, valkey-v1, nats-v1, nats-js-v1, cloud-v1, got \"kafka-v1\"",
+        ),
+        (
+            "EVENTS_CARRIERS_DISABLED",
+            "pigeon",
+            "must name nothing but pg-v1, valkey-v1, nats-v1, nats-js-v1, cloud-v1, got \"pigeon\"",
+        ),
+        (
+            "CLOUD_QUEUE_ACCESS_KEY",
+            "AKID",
+            "must be set where CLOUD_QUEUE_ACCESS_KEY is",
+        ),
+        (
+            "EVENTS_ARCHIVE_S3_ACCESS_KEY_ID",
+            "AKID",
+            "must be set where EVENTS_ARCHIVE_S3_ACCESS_KEY_ID is",
+        ),
+    ];
+    for (name, value, says) in cases {
+        let message = refused(&[(name, value)]);
+        assert!(message.ends_with(says), "{name}={value}: {message}");
+        assert!(message.contains(name), "{message}");
+    }
+}
+
+#[test]
+fn lists_durations_and_switches_are_typed() {
+    let config = good(&[
+        ("EVENTS_BACKOFF_MS", "0, 250,,86400000"),
+        ("EVENTS_BACKOFF_JITTER", "0"),
+        ("EVENTS_WORKER", "off"),
+        ("EVENTS_LIMITS", "off"),
+        ("EVENTS_CARRIERS", "pg-v1"),
+        ("EVENTS_CARRIERS_DISABLED", "nats-v1, pg-v1"),
+        ("EVENTS_USER_AUDIENCES", "openvibe.live"),
+        ("REALTIME_CORS_ORIGINS", "http://localhost:3000"),
+        ("REALTIME_MAX_CONNECTIONS", "0"),
+        ("EVENTS_APP_PUBLISH_PER_MINUTE", "0"),
+        ("EVENTS_REPLAY_RETENTION_DAYS", "0"),
+        ("NATS_URL", "nats://127.0.0.1:9"),
+        ("NATS_JETSTREAM", "off"),
+        ("HOST", "localhost"),
+    ]);
+    assert_eq!(config.delivery.backoff, [0, 250, 86_400_000].map(Duration::from_millis));
+    assert!(config.delivery.backoff_jitter == 0.0 && !config.delivery.worker && !config.limits.enabled);
+    assert_eq!(config.carriers.enabled, BTreeSet::from(["pg-v1".to_owned()]));
+    assert_eq!(
+        config.carriers.disabled,
+        BTreeSet::from(["nats-v1".to_owned(), "pg-v1".to_owned()])
+    );
+    assert_eq!(config.identity.user_audiences, Some(vec!["openvibe.live".to_owned()]));
+    assert_eq!(config.realtime.cors_origins, ["http://localhost:3000"]);
+    assert_eq!(config.realtime.max_connections, 0);
+    assert_eq!(
+        (config.apps.production.publish_per_minute, config.retention.replay),
+        (None, None)
+    );
+    assert!(!config.carriers.nats.expect("NATS_URL is set").jetstream);
+    assert!(config.http.listen.ip().is_loopback());
+    let twenty_one = ["1"; 21].join(",");
+    assert!(refused(&[("EVENTS_BACKOFF_MS", &twenty_one)]).contains("must list 1 to 20 waits"));
+}
+
+#[test]
+fn a_map_that_would_leak_a_namespace_is_refused() {
+    let sources = [
+        r#"{"live": ["media."]}"#,
+        r#"{"app": ["app."]}"#,
+        r#"{"app-x1": ["appx1."]}"#,
+        r#"{"Live": ["live."]}"#,
+        r#"{"live": []}"#,
+        "{nope",
+        r#"{"live": ["mediahub."]}"#,
+    ];
+    for value in sources {
+        assert!(
+            refused(&[("EVENTS_SOURCE_PREFIXES", value)]).starts_with("EVENTS_SOURCE_PREFIXES is wrong: "),
+            "{value}"
+        );
+    }
+    for value in ["provider", "media.", "app."] {
+        assert!(
+            refused(&[("EVENTS_SHARED_PREFIXES", value)]).starts_with("EVENTS_SHARED_PREFIXES is wrong: "),
+            "{value}"
+        );
+    }
+    let errors =
+        read(&[("EVENTS_SOURCE_PREFIXES", r#"{"Live": ["live."], "app": ["app."]}"#)]).expect_err("two mistakes");
+    assert_eq!(errors.0.len(), 2, "{errors}");
+    // Only the map decides whether a shared prefix clashes; while the map is wrong, nothing is said about that.
+    assert!(
+        refused(&[
+            ("EVENTS_SOURCE_PREFIXES", "{nope"),
+            ("EVENTS_SHARED_PREFIXES", "media.")
+        ])
+        .contains("SOURCE")
+    );
+}
+
+#[test]
+fn a_map_replaces_the_built_in_one_and_keeps_what_is_shared() {
+    let sources = good(&[]).publish.sources;
+    assert!(sources.may_publish("live", "live.stream.started").is_ok());
+    assert!(sources.may_publish("live", "provider.status.changed").is_ok());
+    let own = ("EVENTS_SOURCE_PREFIXES", r#"{"media-hub": ["mediahub."]}"#);
+    let sources = good(&[own, ("EVENTS_SHARED_PREFIXES", "storage.")]).publish.sources;
+    assert!(sources.may_publish("media-hub", "mediahub.vod.ready").is_ok());
+    assert!(sources.may_publish("media-hub", "storage.object.stored").is_ok());
+    assert!(sources.may_publish("media-hub", "provider.status.changed").is_err());
+    assert!(sources.may_publish("live", "live.stream.started").is_err());
+}
+
+#[test]
+fn endpoint_hosts_are_rules_and_a_wrong_one_is_named() {
+    let default = good(&[]).delivery.endpoint_hosts;
+    assert!(default.check("http://127.0.0.1:9000/hook").is_ok());
+    assert!(default.check("https://live.openvibe.network/hook").is_ok());
+    assert!(default.check("https://hooks.example.test/hook").is_err());
+    let narrowed = good(&[("EVENTS_ENDPOINT_HOSTS", "hooks.example.test")])
+        .delivery
+        .endpoint_hosts;
+    assert!(narrowed.check("https://hooks.example.test/hook").is_ok());
+    assert!(narrowed.check("https://live.openvibe.network/hook").is_err());
+    let message = refused(&[("EVENTS_ENDPOINT_HOSTS", "ok.example.org, http://x")]);
+    assert!(
+        message.starts_with("EVENTS_ENDPOINT_HOSTS is wrong: \"http://x\" is not a host"),
+        "{message}"
+    );
+    assert!(refused(&[("EVENTS_ENDPOINT_HOSTS", ",")]).contains("must name at least one value"));
+}
+
+#[test]
+fn a_receipt_is_never_forgotten_before_its_event() {
+    let days = |env: &[(&str, &str)]| good(env).retention.receipts.as_secs() / 86_400;
+    assert_eq!(days(&[]), 365, "the replay tier keeps events for a year");
+    assert_eq!(days(&[("EVENTS_REPLAY_RETENTION_DAYS", "0")]), 90);
+    let long = [("EVENTS_REPLAY_RETENTION_DAYS", "0"), ("EVENTS_RETENTION_DAYS", "400")];
+    assert_eq!(days(&long), 400);
+}
+
+#[test]
+fn the_share_of_apps_stays_within_the_process() {
+    let share = |process, apps| {
+        good(&[("EVENTS_MAX_INFLIGHT", process), ("EVENTS_APP_MAX_INFLIGHT", apps)])
+            .apps
+            .max_inflight
+    };
+    assert_eq!(share("20", ""), 10);
+    assert_eq!(share("1", ""), 1);
+    assert_eq!(share("20", "0"), 1);
+    assert_eq!(share("20", "500"), 20);
+    assert_eq!(share("20", "7"), 7);
+}
+
+#[test]
+fn keys_that_seal_secrets_are_32_bytes_each() {
+    use base64::Engine as _;
+    let encode = |byte: u8, count: usize| base64::engine::general_purpose::STANDARD.encode(vec![byte; count]);
+    let (newest, older) = (encode(7, 32), encode(8, 32));
+    let unpadded = older.trim_end_matches('=');
+    let keys = good(&[("EVENTS_SECRET_KEY", &format!("{newest}, {unpadded}"))])
+        .delivery
+        .secret_keys;
+    assert_eq!(
+        keys.iter().map(SecretKey::expose).collect::<Vec<_>>(),
+        [&[7; 32], &[8; 32]]
+    );
+    let short = encode(9, 31);
+    let message = refused(&[("EVENTS_SECRET_KEY", &format!("{newest},{short}"))]);
+    assert_eq!(
+        message,
+        "EVENTS_SECRET_KEY must hold 32 bytes in base64 per key; key 2 of 2 does not"
+    );
+}
+
+#[test]
+fn a_pinned_key_may_be_written_on_one_line_and_is_public() {
+    let pem = "-----BEGIN PUBLIC KEY-----\\nMIIB\\n-----END PUBLIC KEY-----\\n";
+    let read = good(&[("OV_NETWORK_PUBLIC_KEY", pem)]).identity.public_key_pem;
+    assert_eq!(
+        read.as_deref(),
+        Some("-----BEGIN PUBLIC KEY-----\nMIIB\n-----END PUBLIC KEY-----\n")
+    );
+    let private = format!("-----BEGIN PRIVATE KEY-----\\n{PASSWORD}\\n-----END PRIVATE KEY-----");
+    let message = refused(&[("OV_NETWORK_PUBLIC_KEY", &private)]);
+    assert_eq!(
+        message,
+        "OV_NETWORK_PUBLIC_KEY must hold a public key; it holds a private one"
+    );
+}
+
+#[test]
+fn all_mistakes_are_reported_together() {
+    let errors = read(&[
+        ("EVENTS_RETENTION_DAYS", "soon"),
+        ("NODE_ENV", "production"),
+        ("EVENTS_CARRIERS", "pigeon"),
+    ])
+    .expect_err("three mistakes");
+    assert_eq!(
+        errors.to_string(),
+        "DATABASE_URL must be set in production; \
+         EVENTS_RETENTION_DAYS must be a whole number from 1 to 3650, got \"soon\"; \
+         EVENTS_CARRIERS must name nothing but pg-v1, valkey-v1, nats-v1, nats-js-v1, cloud-v1, got \"pigeon\""
+    );
+}
+
+/// Every variable in turn holds a password, alone and inside a URL, right or wrong: no output may repeat it.
+#[test]
+fn no_password_is_ever_shown() {
+    let urls = ["postgres://", "redis://", "nats://", "https://", "bogus://", ""]
+        .map(|scheme| format!("{scheme}user:{PASSWORD}@host/name"));
+    for variable in all() {
+        for value in urls
+            .iter()
+            .map(String::as_str)
+            .chain(variable.secret.then_some(PASSWORD))
+        {
+            let get = |name: &str| (name == variable.name).then(|| value.to_owned());
+            let report = Report::of(&get, &[]);
+            // What a plain variable accepts is part of the configuration; what a secret one accepts is not shown there.
+            let text = match Config::read(&get) {
+                Ok(config) if variable.secret => format!("{config:?} {report:?}"),
+                Ok(_) => format!("{report:?}"),
+                Err(errors) => format!("{errors} {errors:?} {report:?}"),
+            };
+            assert!(!text.contains(PASSWORD), "{}={value}", variable.name);
+        }
+    }
+}
+
+#[test]
+fn a_likely_typo_is_a_warning_and_no_mistake() {
+    let names = [
+        "EVENTS_WORKR",
+        "EVENTS_MAX_HOP",
+        "EVENTS_WORKSHOP",
+        "WORKER",
+        "EVENTS_WORKER",
+        "PROT",
+    ]
+    .map(str::to_owned);
+    let report = Report::of(&|_| None, &names);
+    assert_eq!(
+        report.warnings,
+        [
+            "EVENTS_WORKR is not a variable of this service; EVENTS_WORKER was perhaps meant",
+            "EVENTS_MAX_HOP is not a variable of this service; EVENTS_MAX_HOPS was perhaps meant",
+        ]
+    );
+    assert!(report.mistakes.is_empty());
+}
+
+#[test]
+fn a_misspelt_production_is_a_warning() {
+    let get = |name: &str| (name == "NODE_ENV").then(|| "prodution".to_owned());
+    let report = Report::of(&get, &[]);
+    assert_eq!(report.warnings.len(), 1, "{report:?}");
+    assert!(
+        report.warnings[0].contains("\"prodution\", which counts as development"),
+        "{report:?}"
+    );
+}

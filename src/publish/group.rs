@@ -1,0 +1,121 @@
+//! Stage B: one group in one transaction.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use crate::domain::cursor::Cursor;
+use crate::domain::ids::SubscriptionId;
+use crate::store::{KnownEvent, LoopKey, NewDelivery, NewEvent, Store, StoreError};
+
+use super::decide::{Decision, Ledger, loop_key};
+use super::{PublishError, PublishRequest, Published};
+
+/// A committed group.
+pub(super) struct Done {
+    /// One answer per request, in their order.
+    pub(super) answers: Vec<Result<Vec<Published>, PublishError>>,
+    /// The subscriptions that got work.
+    pub(super) subscriptions: Vec<SubscriptionId>,
+}
+
+/// Decides and stores a group. The transaction is opened, used and closed here; a failure leaves nothing of it behind.
+pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i32) -> Result<Done, StoreError> {
+    let ids: BTreeSet<&str> = requests
+        .iter()
+        .flat_map(|request| &request.events)
+        .map(|event| event.envelope.event_id.as_str())
+        .collect();
+    let ids: Vec<&str> = ids.into_iter().collect();
+    let mut group = store.open_group(&ids).await?;
+
+    let keys = guarded_keys(requests, &group.known);
+    let loops = group.loops(&keys.iter().collect::<Vec<_>>(), max_hops).await?;
+    let mut ledger = Ledger::new(&group.known, &loops, max_hops);
+    let decisions: Vec<Result<Vec<Decision>, PublishError>> =
+        requests.iter().map(|request| ledger.decide(request)).collect();
+
+    // The group brought the view up to date under the counter row, so these are the subscriptions in force.
+    let view = store.view();
+    let mut events = Vec::new();
+    let mut deliveries = Vec::new();
+    for (request, decided) in requests.iter().zip(&decisions) {
+        let Ok(decided) = decided else { continue };
+        for (event, decision) in request.events.iter().zip(decided) {
+            let Decision::Store { hops } = *decision else { continue };
+            events.push(NewEvent {
+                envelope: &event.envelope,
+                hops,
+                publisher: &request.publisher,
+                request_id: &request.request_id,
+            });
+            deliveries.extend(view.matching(&event.envelope.event_type).map(|subscriber| NewDelivery {
+                event_id: &event.envelope.event_id,
+                subscription_id: &subscriber.id,
+                ordering_key: None,
+            }));
+        }
+    }
+    let positions = group.store(&events, &deliveries).await?;
+    let epoch = group.epoch;
+    group.commit().await?;
+
+    let subscriptions: HashSet<&SubscriptionId> = deliveries.iter().map(|delivery| delivery.subscription_id).collect();
+    let subscriptions = subscriptions.into_iter().cloned().collect();
+    let answers = requests
+        .iter()
+        .zip(decisions)
+        .map(|(request, decided)| decided.map(|decided| answer(request, &decided, &positions, epoch)))
+        .collect();
+    Ok(Done { answers, subscriptions })
+}
+
+/// What the loop guard must look up: events that are new and name a trace of their own. A trace that the server made for
+/// this request cannot have been seen before.
+fn guarded_keys(requests: &[&PublishRequest], known: &HashMap<String, KnownEvent>) -> Vec<LoopKey> {
+    let keys: HashSet<LoopKey> = requests
+        .iter()
+        .flat_map(|request| &request.events)
+        .filter(|event| event.guarded && !known.contains_key(event.envelope.event_id.as_str()))
+        .map(|event| loop_key(&event.envelope))
+        .collect();
+    keys.into_iter().collect()
+}
+
+fn answer(
+    request: &PublishRequest,
+    decided: &[Decision],
+    positions: &HashMap<String, i64>,
+    epoch: i64,
+) -> Vec<Published> {
+    let at = |position: i64| Some(Cursor { epoch, position });
+    request
+        .events
+        .iter()
+        .zip(decided)
+        .map(|(event, decision)| {
+            let event_id = event.envelope.event_id.clone();
+            let stored_here = positions.get(event_id.as_str()).copied().and_then(at);
+            match *decision {
+                Decision::Store { .. } => Published {
+                    event_id,
+                    duplicate: false,
+                    cursor: stored_here,
+                },
+                Decision::SameGroup => Published {
+                    event_id,
+                    duplicate: true,
+                    cursor: stored_here,
+                },
+                Decision::Stored { position } => Published {
+                    event_id,
+                    duplicate: true,
+                    cursor: at(position),
+                },
+                Decision::ReceiptOnly => Published {
+                    event_id,
+                    duplicate: true,
+                    cursor: None,
+                },
+            }
+        })
+        .collect()
+}
