@@ -15,6 +15,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
+use crate::domain::deliveries::DeliveryCounts;
 use crate::problem::LimitWindow;
 
 /// Counter: requests, by method, route template and class of status.
@@ -94,19 +95,6 @@ pub struct Readings {
     pub latest_seq: Option<i64>,
     /// Open streams of this process.
     pub realtime_connections: Option<u64>,
-}
-
-/// Deliveries by status, over everything that is stored.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
-pub struct DeliveryCounts {
-    /// Waiting for the first attempt.
-    pub pending: i64,
-    /// Accepted by the receiver.
-    pub delivered: i64,
-    /// Waiting for another attempt.
-    pub failed: i64,
-    /// Given up.
-    pub dead: i64,
 }
 
 impl Metrics {

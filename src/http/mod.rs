@@ -1,13 +1,20 @@
 //! The HTTP edge: what every route stands on. One thin file per resource is added beside these.
 
+pub mod api;
 pub mod body;
+mod caller;
+mod checkpoints;
 pub mod context;
+mod deliveries;
+mod events;
 pub mod fallback;
 mod gate;
 pub mod health;
 pub mod metrics;
+mod publish;
 pub mod query;
 pub mod server;
+mod subscriptions;
 
 use axum::Router;
 use axum::middleware::from_fn;
