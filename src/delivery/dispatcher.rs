@@ -194,7 +194,10 @@ impl Dispatcher {
         if candidates.is_empty() {
             return;
         }
-        match self.store.due(&candidates).await {
+        let Some(asked) = self.while_alive(self.store.due(&candidates)).await else {
+            return;
+        };
+        match asked {
             Ok(due) => {
                 memory.backoff = BACKOFF_FIRST;
                 for id in due {
@@ -238,14 +241,17 @@ impl Dispatcher {
             lease_ms: i64::try_from(lease.as_millis()).unwrap_or(i64::MAX),
             room: as_i64(room),
         };
-        match self.store.claim(&claim, &candidates).await {
+        let Some(asked) = self.while_alive(self.store.claim(&claim, &candidates)).await else {
+            return false;
+        };
+        match asked {
             Ok(pass) => {
                 memory.backoff = BACKOFF_FIRST;
                 self.note(memory, &candidates, &pass, room);
                 let version = pass.version;
                 self.start(pass, Instant::now() + lease);
                 if version > memory.version
-                    && let Err(error) = self.store.refresh_view(version).await
+                    && let Some(Err(error)) = self.while_alive(self.store.refresh_view(version)).await
                 {
                     memory.failed("reading the subscriptions", &error);
                 }
@@ -259,6 +265,16 @@ impl Dispatcher {
                 memory.failed("claiming deliveries", &error);
                 false
             }
+        }
+    }
+
+    /// Waits for the store, which may never answer, for as long as this owner lives. A stop waits as well: what a claim
+    /// has taken must be handed back.
+    async fn while_alive<T>(&self, asked: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            answer = asked => Some(answer),
+            () = self.life.lost.cancelled() => None,
         }
     }
 

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -18,8 +17,7 @@ pub(super) struct Life {
     owner: Arc<str>,
     /// Cancelled when the owner must be taken for dead.
     pub(super) lost: CancellationToken,
-    renewals: Mutex<Option<Renewals>>,
-    begun: Notify,
+    renewals: watch::Sender<Option<Renewals>>,
 }
 
 #[derive(Clone, Copy)]
@@ -33,8 +31,7 @@ impl Life {
         Arc::new(Self {
             owner: owner.into(),
             lost: CancellationToken::new(),
-            renewals: Mutex::new(None),
-            begun: Notify::new(),
+            renewals: watch::Sender::new(None),
         })
     }
 
@@ -44,11 +41,10 @@ impl Life {
 
     /// Notes a renewal that was asked for at `asked`: the database counts from no earlier than that.
     pub(super) fn renewed(&self, asked: Instant) {
-        let mut renewals = self.renewals.lock();
-        let first = renewals.map_or(asked, |renewals| renewals.first);
-        *renewals = Some(Renewals { first, last: asked });
-        drop(renewals);
-        self.begun.notify_one();
+        self.renewals.send_modify(|renewals| {
+            let first = renewals.map_or(asked, |renewals| renewals.first);
+            *renewals = Some(Renewals { first, last: asked });
+        });
     }
 
     /// Whether claims made under this name can still be its own.
@@ -61,15 +57,17 @@ impl Life {
         self.holds(now)
             && self
                 .renewals
-                .lock()
+                .borrow()
                 .is_some_and(|renewals| now.duration_since(renewals.first) >= JUDGE_AFTER)
     }
 
     /// Waits for the first renewal.
     pub(super) async fn begin(&self) {
-        while self.ends_at().is_none() {
-            self.begun.notified().await;
-        }
+        let mut renewals = self.renewals.subscribe();
+        renewals
+            .wait_for(Option::is_some)
+            .await
+            .expect("the sender is a field of self");
     }
 
     /// Cancels [`Life::lost`] when the renewals stop; returns only then.
@@ -82,7 +80,7 @@ impl Life {
     }
 
     fn ends_at(&self) -> Option<Instant> {
-        self.renewals.lock().map(|renewals| renewals.last + GIVE_UP_AFTER)
+        self.renewals.borrow().map(|renewals| renewals.last + GIVE_UP_AFTER)
     }
 }
 
@@ -108,9 +106,21 @@ mod tests {
         life.renewed(zero + secs(1));
         tokio::time::sleep(Duration::from_millis(1900)).await;
         assert!(life.holds(Instant::now()));
-        guard.await.unwrap();
+        guard.await.expect("the guard does not panic");
         assert_eq!(zero.elapsed().as_secs(), 4);
         assert!(life.lost.is_cancelled() && !life.holds(zero), "lost for good");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_renewal_begins_everything_that_waits_for_it() {
+        let life = Life::new("host:1:00000000".to_owned());
+        let all = async { tokio::join!(life.begin(), life.begin(), life.guard()) };
+        let renew = async {
+            tokio::task::yield_now().await;
+            life.renewed(Instant::now());
+        };
+        tokio::join!(all, renew);
+        assert!(life.lost.is_cancelled());
     }
 
     #[tokio::test(start_paused = true)]

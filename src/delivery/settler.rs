@@ -1,10 +1,12 @@
 //! Records results in batches, and keeps those that cannot be recorded yet: their receivers already have the events.
 
+use std::collections::HashSet;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::store::{Outcome, Settlement, SharedStore, StoreError};
 use crate::telemetry::{self, AttemptOutcome, PriorityLabel};
@@ -14,6 +16,9 @@ use super::wake::{Recorded, Wake};
 
 /// Results recorded in one transaction.
 const BATCH_MAX: usize = 256;
+/// How long the store may take, longer than any statement or lock may. A result that was recorded after all is then
+/// "late" at the next try.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_millis(500);
 
@@ -69,7 +74,7 @@ pub(super) async fn run(store: SharedStore, mut results: mpsc::Receiver<Finished
 /// Records the results of one owner. The error says that all of them are worth another try.
 async fn record(store: &SharedStore, owner: &str, finished: &mut Vec<Finished>, wake: &Wake) -> Result<(), StoreError> {
     let settlements: Vec<Settlement> = finished.iter().map(|finished| finished.settlement.clone()).collect();
-    let error = match store.settle(owner, &settlements).await {
+    let error = match settle(store, owner, &settlements).await {
         Ok(lost) => {
             recorded(finished.drain(..), &lost, wake);
             return Ok(());
@@ -80,7 +85,7 @@ async fn record(store: &SharedStore, owner: &str, finished: &mut Vec<Finished>, 
     tracing::error!(error = %error, cause = ?error, "a batch of results was refused; each is recorded alone: {error}");
     // One refused result must not hold the others back.
     while let Some(one) = finished.pop() {
-        match store.settle(owner, std::slice::from_ref(&one.settlement)).await {
+        match settle(store, owner, std::slice::from_ref(&one.settlement)).await {
             Ok(lost) => recorded([one], &lost, wake),
             Err(error @ StoreError::Unavailable(_)) => {
                 finished.push(one);
@@ -95,7 +100,17 @@ async fn record(store: &SharedStore, owner: &str, finished: &mut Vec<Finished>, 
     Ok(())
 }
 
-fn recorded(results: impl IntoIterator<Item = Finished>, lost: &std::collections::HashSet<i64>, wake: &Wake) {
+async fn settle(store: &SharedStore, owner: &str, settlements: &[Settlement]) -> Result<HashSet<i64>, StoreError> {
+    timeout(ANSWER_DEADLINE, store.settle(owner, settlements))
+        .await
+        .unwrap_or_else(|_elapsed| {
+            Err(StoreError::Unavailable(
+                std::io::Error::from(ErrorKind::TimedOut).into(),
+            ))
+        })
+}
+
+fn recorded(results: impl IntoIterator<Item = Finished>, lost: &HashSet<i64>, wake: &Wake) {
     let now = Instant::now();
     let mut open = Vec::new();
     for finished in results {

@@ -30,6 +30,7 @@ const FOLD_INTERVAL: Duration = Duration::from_secs(10);
 const DRAIN: Duration = Duration::from_secs(8);
 /// How long the last results may take to be recorded after it; the two together stay below ten seconds.
 const LAST_RESULTS: Duration = Duration::from_millis(1200);
+const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 /// The pause after a defect, so that one that repeats does not spin.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
@@ -237,8 +238,10 @@ pub(super) async fn watch_version(store: SharedStore, stop: CancellationToken) {
         loop {
             sleep(RENEW_INTERVAL).await;
             let current = async { store.refresh_view(store.version().await?).await };
-            if let Err(error) = current.await {
-                tracing::debug!(error = %error, "the version of the store could not be read yet: {error}");
+            match timeout(VERSION_DEADLINE, current).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(error = %error, "the version could not be read yet: {error}"),
+                Err(_elapsed) => tracing::debug!("the version could not be read in time"),
             }
         }
     };
