@@ -164,13 +164,18 @@ impl Dispatcher {
     }
 
     fn next_look(&self, memory: &Memory) -> Instant {
+        let now = Instant::now();
+        if now < memory.pause_until {
+            return memory.pause_until;
+        }
         if self.shares.room() == 0 {
             // Only a freed slot helps, and it rings; the interval keeps the tick fresh.
-            return Instant::now() + self.settings.poll_interval;
+            return now + self.settings.poll_interval;
         }
-        let times = [Some(memory.poll_at), memory.agenda.next_time()];
-        let next = times.into_iter().flatten().min().unwrap_or(memory.poll_at);
-        next.max(memory.pause_until)
+        memory
+            .agenda
+            .next_time()
+            .map_or(memory.poll_at, |time| time.min(memory.poll_at))
     }
 
     /// Asks the store, one bounded question at a time, which subscriptions have due work.
@@ -206,6 +211,7 @@ impl Dispatcher {
             }
             Err(error) => {
                 memory.unpolled.clear();
+                memory.poll_at = now;
                 memory.failed("looking for due deliveries", &error);
             }
         }
@@ -214,6 +220,9 @@ impl Dispatcher {
     /// One claim for those that wait. Answers whether there was one, so that another may follow at once.
     async fn claim_for_waiting(&self, memory: &mut Memory) -> bool {
         let room = self.shares.room();
+        if room == 0 {
+            return false;
+        }
         let known = &memory.known;
         let most = (room * 4).clamp(*CANDIDATES.start(), *CANDIDATES.end());
         let chosen = memory.agenda.choose(most, |id, full| match known.get(id) {
@@ -222,7 +231,7 @@ impl Dispatcher {
             Some(consumer) if self.shares.consumer_room(consumer) == 0 => Turn::Wait,
             Some(_) => Turn::Take,
         });
-        if room == 0 || chosen.is_empty() {
+        if chosen.is_empty() {
             return false;
         }
         let candidates: Vec<Candidate> = chosen

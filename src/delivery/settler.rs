@@ -59,9 +59,9 @@ pub(super) async fn run(store: SharedStore, mut results: mpsc::Receiver<Finished
         match record(&store, &owner, &mut of_owner, &wake).await {
             Ok(()) => backoff = BACKOFF_FIRST,
             Err(error) => {
-                tracing::warn!(
-                    error = %error, results = of_owner.len(), "{} results cannot be recorded yet: {error}", of_owner.len()
-                );
+                if backoff == BACKOFF_FIRST {
+                    tracing::warn!(error = %error, "{} results cannot be recorded yet: {error}", of_owner.len());
+                }
                 batch.append(&mut of_owner);
                 give_up_late(&mut batch);
                 tokio::time::sleep(backoff).await;

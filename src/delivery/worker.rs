@@ -28,8 +28,10 @@ const RECOVER_INTERVAL: Duration = Duration::from_millis(250);
 const FOLD_INTERVAL: Duration = Duration::from_secs(10);
 /// How long running attempts may go on after a stop.
 const DRAIN: Duration = Duration::from_secs(8);
-/// How long the last results may take to be recorded after it; the two together stay below ten seconds.
-const LAST_RESULTS: Duration = Duration::from_millis(1200);
+/// How long the last results may take to be recorded after it.
+const LAST_RESULTS: Duration = Duration::from_secs(1);
+/// When a stop is over in any case. What was not handed back by then moves on with the owner's death.
+const STOP_MAX: Duration = Duration::from_millis(9_800);
 const VERSION_DEADLINE: Duration = Duration::from_secs(5);
 /// The pause after a defect, so that one that repeats does not spin.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
@@ -45,8 +47,20 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Lives one life after another until the stop.
+    /// Works until the stop, and a bounded time longer.
     pub(super) async fn run(self, stop: CancellationToken) {
+        let too_late = async {
+            stop.cancelled().await;
+            sleep(STOP_MAX).await;
+        };
+        tokio::select! {
+            () = self.lives(&stop) => {}
+            () = too_late => tracing::warn!("the stop took too long; what is left moves on when this owner has died"),
+        }
+    }
+
+    /// Lives one life after another until the stop.
+    async fn lives(&self, stop: &CancellationToken) {
         let (results, kept) = mpsc::channel(self.settings.max_inflight.max(1));
         // It outlives each life: a result that waits for the database is still good when the database returns before
         // anybody else has taken the claim.
@@ -62,9 +76,11 @@ impl Worker {
                 std::process::id(),
                 hex::encode(rand::random::<[u8; 4]>())
             ));
-            let lived = AssertUnwindSafe(self.live(&life, &results, &stop)).catch_unwind().await;
+            // However this life ends, its attempts end with it.
+            let end = life.lost.clone().drop_guard();
+            let lived = AssertUnwindSafe(self.live(&life, &results, stop)).catch_unwind().await;
             self.vitals.set_running(false);
-            life.lost.cancel();
+            drop(end);
             if lived.is_err() {
                 tracing::error!("the delivery worker failed by a defect and starts again");
                 let _ = timeout(AFTER_PANIC, stop.cancelled()).await;
@@ -153,6 +169,7 @@ impl Worker {
 /// Renews the owner's row until it has ended or is lost, and passes on the version of the store that comes back.
 async fn beat(store: SharedStore, life: Arc<Life>, versions: watch::Sender<i64>, ended: CancellationToken) {
     let mut heartbeat: Option<Heartbeat> = None;
+    let mut failing = false;
     while !life.lost.is_cancelled() {
         let asked = Instant::now();
         let renewal = timeout(RENEW_DEADLINE, renew(&store, &mut heartbeat, life.owner())).await;
@@ -160,16 +177,20 @@ async fn beat(store: SharedStore, life: Arc<Life>, versions: watch::Sender<i64>,
             Ok(Ok(version)) => {
                 life.renewed(asked);
                 versions.send_replace(version);
+                failing = false;
                 asked + RENEW_INTERVAL
             }
             failed => {
                 // The state of the connection is unknown; the next renewal uses a new one.
                 heartbeat = None;
-                let error = failed.map_or_else(
-                    |_elapsed| "no answer in time".to_owned(),
-                    |e| e.map_or_else(|e| e.to_string(), |_| String::new()),
-                );
-                tracing::warn!(owner = %life.owner(), "a heartbeat of {} failed: {error}", life.owner());
+                if !failing {
+                    let reason = match failed {
+                        Ok(Err(error)) => error.to_string(),
+                        _ => "no answer in time".to_owned(),
+                    };
+                    tracing::warn!(owner = %life.owner(), "a heartbeat of {} failed: {reason}", life.owner());
+                }
+                failing = true;
                 Instant::now() + RENEW_AGAIN_AFTER
             }
         };

@@ -11,6 +11,7 @@ use openvibe_events::{
     domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, time::Millis},
     store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Store},
 };
+use serde_json::json;
 use tokio::{runtime::Runtime, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +19,7 @@ use crate::support::{
     database::Database,
     envelopes,
     proxy::Proxy,
-    receiver::{Answer, Receiver},
+    receiver::{Answer, Call, Receiver},
     wait::{SOON, eventually, stays, within},
 };
 
@@ -156,9 +157,18 @@ impl World {
 
     /// Stores `count` events with one delivery for each subscription, and tells nobody.
     async fn publish(&self, count: usize, subscriptions: &[&SubscriptionId]) {
-        let events: Vec<envelope::Envelope> = (0..count)
-            .map(|_| {
-                let made = envelopes::envelope("live").event_type(TYPE);
+        self.publish_keyed(&vec![None; count], subscriptions).await;
+    }
+
+    /// Stores one event for each of the keys; `payload.key` and `payload.n` tell them apart.
+    async fn publish_keyed(&self, keys: &[Option<&str>], subscriptions: &[&SubscriptionId]) {
+        let events: Vec<envelope::Envelope> = keys
+            .iter()
+            .enumerate()
+            .map(|(n, key)| {
+                let made = envelopes::envelope("live")
+                    .event_type(TYPE)
+                    .payload(json!({ "key": key, "n": n }));
                 let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
                 let parsed = envelope::Envelope::parse(&made.json().to_string(), trace);
                 parsed.expect("a good envelope").0
@@ -176,11 +186,12 @@ impl World {
             .collect();
         let deliveries: Vec<NewDelivery<'_>> = events
             .iter()
-            .flat_map(|event| {
+            .zip(keys)
+            .flat_map(|(event, key)| {
                 subscriptions.iter().map(|id| NewDelivery {
                     event_id: &event.event_id,
                     subscription_id: id,
-                    ordering_key: None,
+                    ordering_key: *key,
                 })
             })
             .collect();
@@ -296,29 +307,37 @@ async fn an_endpoint_that_is_no_longer_allowed_is_dead_at_once_and_not_called() 
 }
 
 #[tokio::test]
-async fn slow_heads_time_out_and_slow_bodies_change_nothing() {
+async fn an_attempt_without_an_answer_fails_in_words_that_give_nothing_away() {
     let world = World::new().await;
     world.receiver.answer_with("/head", |_| Answer::trickle_head(200));
-    world.receiver.answer_with("/body", |_| Answer::trickle_body(200));
-    world
-        .receiver
-        .answer_with("/huge", |_| Answer::status(200).body_of(1_000_000));
-    let head = world.subscribe("chat", &world.receiver.url("/head")).await;
-    let body = world.subscribe("chat", &world.receiver.url("/body")).await;
-    let huge = world.subscribe("chat", &world.receiver.url("/huge")).await;
+    let slow = world.subscribe("chat", &world.receiver.url("/head")).await;
     let gone = world.subscribe("chat", "http://127.0.0.1:9/x?token=hidden").await;
     let mut hasty = settings();
     hasty.timeout = Duration::from_millis(300);
     let _process = Process::start(world.database.url(), hasty).await;
-    world.publish(2, &[&head, &body, &huge, &gone]).await;
-    world.all(&body, "delivered").await;
-    world.all(&huge, "delivered").await;
-    world.all(&head, "dead").await;
-    let row = &world.rows(&head).await[0];
+    world.publish(1, &[&slow, &gone]).await;
+    world.all(&slow, "dead").await;
+    let row = &world.rows(&slow).await[0];
     assert_eq!((row.attempt, row.last_error.as_deref()), (3, Some("timeout")));
     world.all(&gone, "dead").await;
     let error = world.rows(&gone).await[0].last_error.clone().expect("an error");
     assert!(error.contains("refused") && !error.contains("hidden"), "{error}");
+}
+
+#[tokio::test]
+async fn a_body_is_not_waited_for_and_changes_nothing() {
+    let world = World::new().await;
+    world.receiver.answer_with("/slow", |_| Answer::trickle_body(200));
+    world
+        .receiver
+        .answer_with("/huge", |_| Answer::status(200).body_of(1_000_000));
+    let slow = world.subscribe("chat", &world.receiver.url("/slow")).await;
+    let huge = world.subscribe("chat", &world.receiver.url("/huge")).await;
+    let _process = Process::start(world.database.url(), settings()).await;
+    world.publish(3, &[&slow, &huge]).await;
+    world.all(&slow, "delivered").await;
+    world.all(&huge, "delivered").await;
+    assert_eq!(world.receiver.calls().len(), 6, "once each");
 }
 
 #[tokio::test]
@@ -338,6 +357,46 @@ async fn one_delivery_of_a_subscription_is_in_flight_across_two_processes() {
     world.all(&id, "delivered").await;
     assert_eq!(world.receiver.peak("/hook"), 1);
     assert_eq!(world.receiver.calls().len(), 24, "none twice");
+}
+
+#[tokio::test]
+async fn order_per_key_holds_across_two_processes_and_through_failures() {
+    let world = World::new().await;
+    let payload = |call: &Call, member: &str| call.json()["event"]["payload"][member].clone();
+    // The first event of key "a" fails twice; the others of its key wait, those of other keys go on.
+    world.receiver.answer_with("/hook", move |call| {
+        let fails = payload(call, "key") == "a" && payload(call, "n") == 0 && call.attempt() < 3;
+        Answer::status(if fails { 500 } else { 204 }).after(Duration::from_millis(15))
+    });
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    sqlx::query("UPDATE subscriptions SET max_inflight = 3")
+        .execute(world.database.pool())
+        .await
+        .expect("a higher cap");
+    let mut slow_retries = settings();
+    slow_retries.retry.backoff_ms = vec![300];
+    let _one = Process::start(world.database.url(), slow_retries.clone()).await;
+    let two = Process::start(world.database.url(), slow_retries).await;
+    let keys: Vec<Option<&str>> = (0..24).map(|n| Some(["a", "b", "c", "d"][n % 4])).collect();
+    world.publish_keyed(&keys, &[&id]).await;
+    two.wake.subscriptions([id.clone()]);
+    world.all(&id, "delivered").await;
+
+    assert!(world.receiver.peak("/hook") <= 3, "the cap of the subscription");
+    for key in ["a", "b", "c", "d"] {
+        let calls = world.receiver.calls();
+        let of_key: Vec<_> = calls.iter().filter(|call| payload(call, "key") == key).collect();
+        let order: Vec<i64> = of_key.iter().filter_map(|call| payload(call, "n").as_i64()).collect();
+        assert!(
+            order.is_sorted() && order.len() == if key == "a" { 8 } else { 6 },
+            "{key}: {order:?}"
+        );
+        let gaps = of_key.windows(2).map(|pair| pair[1].arrived - pair[0].arrived);
+        assert!(gaps.min() >= Some(Duration::from_millis(15)), "two of {key} at a time");
+    }
+    let first_a = world.receiver.calls().iter().rposition(|call| payload(call, "n") == 0);
+    let last_b = world.receiver.calls().iter().rposition(|call| payload(call, "n") == 21);
+    assert!(last_b < first_a, "a failing key holds no other");
 }
 
 #[tokio::test]
