@@ -1,9 +1,11 @@
 //! OpenVibe Events: a durable event bus on PostgreSQL.
 //!
 //! PostgreSQL is the record; everything else is a doorbell. The rooms and the arrows between them are described in
-//! `docs/architecture.md`. This file is the composition root: the only one that knows every part.
+//! `docs/architecture.md`. This file is the composition root: the only one that knows every part. It builds them in
+//! order and stops them in reverse.
 
 pub mod cli;
+mod clock;
 pub mod config;
 pub mod delivery;
 pub mod domain;
@@ -13,3 +15,210 @@ pub mod problem;
 pub mod publish;
 pub mod store;
 pub mod telemetry;
+mod vitals;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use config::{Config, Database};
+use delivery::{Delivery, DeliverySettings};
+use http::api::Api;
+use http::health::{Readiness, SERVICE};
+use identity::{Keys, Verifier};
+use publish::{Publisher, Ring, Rules};
+use store::{Addresses, SharedStore, Store};
+use vitals::AppVitals;
+
+/// Who tokens must be meant for.
+const AUDIENCE: &str = "openvibe.events";
+/// How deliveries name their sender; receivers may match on it.
+const USER_AGENT: &str = "OpenVibe.Events/0.1";
+
+/// Why the service could not start or ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// The database.
+    #[error("the database cannot be used")]
+    Store(#[from] store::StoreError),
+    /// The HTTP client of deliveries.
+    #[error("deliveries cannot be started")]
+    Delivery(#[from] delivery::StartError),
+    /// The pinned key.
+    #[error("OV_NETWORK_PUBLIC_KEY holds no RSA public key in PEM")]
+    PinnedKey(#[source] identity::KeyError),
+    /// The address of the issuer.
+    #[error("OV_NETWORK_INTERNAL_URL is not a URL")]
+    IssuerUrl(#[source] url::ParseError),
+    /// The listening socket.
+    #[error("cannot listen on {address}; HOST and PORT choose another address")]
+    Bind {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The accept loop.
+    #[error("the HTTP server ended")]
+    Serve(#[source] std::io::Error),
+}
+
+/// A started service.
+pub struct App {
+    listener: TcpListener,
+    address: SocketAddr,
+    router: Router,
+    store: SharedStore,
+    delivery: Delivery,
+    publisher: JoinHandle<()>,
+    /// Ends the publisher, after the last request has been answered.
+    stop_publisher: CancellationToken,
+    /// Ends deliveries and the key refresh.
+    stop_background: CancellationToken,
+}
+
+impl App {
+    /// Migrates, connects, starts every part and binds the address. Nothing is served before [`App::serve`].
+    pub async fn start(config: &Config, database: &Database) -> Result<Self, AppError> {
+        let addresses = Addresses::parse(database.url.expose(), database.direct_url.expose())?;
+        store::migrate(&addresses).await?;
+        let store: SharedStore = Arc::new(Store::connect(addresses).await?);
+        if config.delivery.secret_keys.is_empty() {
+            tracing::warn!("EVENTS_SECRET_KEY is not set: signing secrets are stored as they are given");
+        }
+
+        let stop_background = CancellationToken::new();
+        let keys = keys(config)?;
+        tokio::spawn({
+            let (keys, stop) = (keys.clone(), stop_background.clone());
+            async move { keys.run(stop).await }
+        });
+
+        let delivery = if config.delivery.worker {
+            delivery::start(Arc::clone(&store), delivery_settings(config), stop_background.clone())?
+        } else {
+            delivery::watch(Arc::clone(&store), stop_background.clone())
+        };
+        let wake = delivery.wake.clone();
+        let ring: Ring = Arc::new(move |subscriptions| wake.subscriptions(subscriptions.iter().cloned()));
+
+        let stop_publisher = CancellationToken::new();
+        let max_hops = i32::try_from(config.publish.max_hops).unwrap_or(i32::MAX);
+        let (publisher, publishing) =
+            Publisher::start(Arc::clone(&store), max_hops, Arc::clone(&ring), stop_publisher.clone());
+
+        let vitals = Arc::new(AppVitals {
+            store: Arc::clone(&store),
+            worker: delivery.vitals.clone(),
+        });
+        let checks = vitals::checks(&store, &keys, &delivery.vitals, config.delivery.dlq_degraded_at);
+        let release = config.release.commit.as_deref().unwrap_or(env!("OPENVIBE_EVENTS_COMMIT"));
+        let metrics = telemetry::Metrics::install();
+        telemetry::release(SERVICE, release);
+        let readiness = Arc::new(Readiness::new(release, checks, vitals.clone(), clock::now));
+
+        let api = Arc::new(Api {
+            verifier: Verifier {
+                keys,
+                issuer: config.identity.issuer.clone(),
+                audience: AUDIENCE.to_owned(),
+            },
+            store: Arc::clone(&store),
+            publisher,
+            rules: Rules {
+                sources: config.publish.sources.clone(),
+                max_payload_bytes: config.publish.max_payload_bytes,
+            },
+            endpoint_hosts: config.delivery.endpoint_hosts.clone(),
+            subscriptions_max: i64::from(config.delivery.max_subscriptions),
+            subscription_inflight: i32::from(config.delivery.default_max_inflight),
+            wake: ring,
+        });
+        let router = http::layers(
+            http::api::routes(api)
+                .merge(http::health::routes(env!("CARGO_PKG_VERSION"), readiness))
+                .merge(http::metrics::routes(metrics, vitals)),
+        );
+
+        let address = config.http.listen;
+        let bind = |source| AppError::Bind { address, source };
+        let listener = TcpListener::bind(address).await.map_err(bind)?;
+        let address = listener.local_addr().map_err(bind)?;
+        Ok(Self {
+            listener,
+            address,
+            router,
+            store,
+            delivery,
+            publisher: publishing,
+            stop_publisher,
+            stop_background,
+        })
+    }
+
+    /// Where the service listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stop` is cancelled, then stops in reverse: requests in flight and running attempts finish within
+    /// their deadlines, side by side; then what was accepted is stored; then the database is let go.
+    pub async fn serve(self, stop: CancellationToken) -> Result<(), AppError> {
+        let stop_background = self.stop_background;
+        let background = tokio::spawn({
+            let stop = stop.clone();
+            async move {
+                stop.cancelled().await;
+                stop_background.cancel();
+            }
+        });
+        let served = http::server::serve(self.listener, self.router, stop.clone())
+            .await
+            .map_err(AppError::Serve);
+        // The accept loop may have ended by itself; the rest must stop all the same.
+        stop.cancel();
+        self.stop_publisher.cancel();
+        for task in [self.publisher, background, self.delivery.task] {
+            if task.await.is_err() {
+                tracing::error!("a background task panicked");
+            }
+        }
+        self.store.close().await;
+        served
+    }
+}
+
+fn keys(config: &Config) -> Result<Keys, AppError> {
+    match &config.identity.public_key_pem {
+        Some(pem) => Keys::pinned(pem).map_err(AppError::PinnedKey),
+        None => {
+            let url = format!("{}/api/.well-known/jwks", config.identity.network_internal_url);
+            Ok(Keys::fetching(url.parse().map_err(AppError::IssuerUrl)?))
+        }
+    }
+}
+
+fn delivery_settings(config: &Config) -> DeliverySettings {
+    let delivery = &config.delivery;
+    DeliverySettings {
+        max_inflight: usize::from(delivery.max_inflight),
+        poll_interval: delivery.poll_interval,
+        timeout: delivery.timeout,
+        retry: domain::retry::Schedule {
+            max_attempts: delivery.max_attempts,
+            backoff_ms: delivery
+                .backoff
+                .iter()
+                .map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX))
+                .collect(),
+            jitter: delivery.backoff_jitter,
+        },
+        hosts: delivery.endpoint_hosts.clone(),
+        user_agent: USER_AGENT.to_owned(),
+        clock: clock::now,
+    }
+}

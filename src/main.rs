@@ -1,3 +1,7 @@
 //! The one binary: arguments, then the command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    openvibe_events::cli::run()
+}

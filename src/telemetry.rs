@@ -1,1 +1,332 @@
-//! Placeholder.
+//! Logging set-up and every metric name. No other file calls the metrics macros or writes an exposition line.
+//!
+//! Label values come from closed sets: enums, route templates, names of limits. So the number of series is bounded by
+//! the code, whatever callers send.
+
+use std::fmt::Write as _;
+use std::io;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use axum::extract::MatchedPath;
+use axum::http::Method;
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+use crate::domain::deliveries::DeliveryCounts;
+use crate::problem::LimitWindow;
+
+/// Counter: requests, by method, route template and class of status.
+pub const HTTP_REQUESTS: &str = "http_requests_total";
+/// Histogram, seconds: from the head of a request to the head of its answer, by method and route template.
+pub const HTTP_DURATION: &str = "http_request_duration_seconds";
+/// Gauge: requests being handled.
+pub const HTTP_IN_FLIGHT: &str = "http_requests_in_flight";
+/// Gauge: deliveries, by status.
+pub const DELIVERIES: &str = "events_deliveries";
+/// Gauge: dead deliveries.
+pub const DLQ_DEPTH: &str = "events_dlq_depth";
+/// Gauge: position of the newest event.
+pub const LATEST_SEQ: &str = "events_latest_seq";
+/// Gauge: open streams of this process.
+pub const REALTIME_CONNECTIONS: &str = "events_realtime_connections";
+/// Histogram, seconds: from receipt of an event to its delivery, by priority.
+pub const DELIVERY_LATENCY: &str = "events_delivery_latency_seconds";
+/// Counter: webhook attempts, by outcome.
+pub const DELIVERY_ATTEMPTS: &str = "events_delivery_attempts_total";
+/// Counter: requests refused by a per-actor limit, by limit and window.
+pub const RATE_LIMITED: &str = "events_rate_limited_total";
+/// Gauge, always 1: the service and its release.
+pub const RELEASE_INFO: &str = "release_info";
+/// Gauge, bytes: resident memory of this process.
+pub const PROCESS_MEMORY: &str = "process_resident_memory_bytes";
+/// Gauge, seconds: processor time used by this process.
+pub const PROCESS_CPU: &str = "process_cpu_seconds_total";
+/// Gauge, seconds: age of this process.
+pub const PROCESS_UPTIME: &str = "process_uptime_seconds";
+/// Gauge, Unix seconds: start of this process.
+pub const PROCESS_START: &str = "process_start_time_seconds";
+
+const HTTP_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+const LATENCY_BUCKETS: [f64; 14] = [
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0,
+];
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For a terminal.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Starts logging to standard error. `filter` is written like `info,openvibe_events=debug`.
+///
+/// Fails when the filter does not parse or logging has already been started; the text says which.
+pub fn log_to_stderr(filter: &str, format: LogFormat) -> Result<(), String> {
+    let filter = EnvFilter::try_new(filter).map_err(|error| format!("the log filter {filter:?}: {error}"))?;
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr);
+    match format {
+        LogFormat::Human => subscriber.try_init(),
+        LogFormat::Json => subscriber.json().flatten_event(true).try_init(),
+    }
+    .map_err(|error| format!("logging could not be started: {error}"))
+}
+
+/// The recorder of this process.
+#[derive(Clone)]
+pub struct Metrics {
+    handle: PrometheusHandle,
+}
+
+/// What is read from the store or from memory when metrics are asked for. `None` leaves the metric out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Readings {
+    /// Deliveries by status.
+    pub deliveries: Option<DeliveryCounts>,
+    /// Position of the newest event.
+    pub latest_seq: Option<i64>,
+    /// Open streams of this process.
+    pub realtime_connections: Option<u64>,
+}
+
+impl Metrics {
+    /// Installs the recorder once per process and returns it; later calls return the same one.
+    pub fn install() -> Self {
+        static RECORDER: OnceLock<Metrics> = OnceLock::new();
+        RECORDER
+            .get_or_init(|| {
+                let recorder = PrometheusBuilder::new()
+                    .set_buckets_for_metric(Matcher::Full(HTTP_DURATION.to_owned()), &HTTP_BUCKETS)
+                    .and_then(|b| {
+                        b.set_buckets_for_metric(Matcher::Full(DELIVERY_LATENCY.to_owned()), &LATENCY_BUCKETS)
+                    })
+                    .expect("the bucket lists are not empty")
+                    .build_recorder();
+                let handle = recorder.handle();
+                metrics::set_global_recorder(recorder).expect("only this function installs a recorder");
+                describe();
+                Self { handle }
+            })
+            .clone()
+    }
+
+    /// The Prometheus text of everything, with `readings` taken just now.
+    pub fn render(&self, readings: &Readings) -> String {
+        process();
+        let mut text = self.handle.render();
+        if let Some(counts) = readings.deliveries {
+            head(&mut text, DELIVERIES, "Deliveries, by status.");
+            let DeliveryCounts {
+                pending,
+                delivered,
+                failed,
+                dead,
+            } = counts;
+            for (status, count) in [
+                ("pending", pending),
+                ("delivered", delivered),
+                ("failed", failed),
+                ("dead", dead),
+            ] {
+                line(&mut text, format_args!("{DELIVERIES}{{status=\"{status}\"}} {count}"));
+            }
+            head(&mut text, DLQ_DEPTH, "Dead deliveries.");
+            line(&mut text, format_args!("{DLQ_DEPTH} {dead}"));
+        }
+        if let Some(seq) = readings.latest_seq {
+            head(&mut text, LATEST_SEQ, "Position of the newest event.");
+            line(&mut text, format_args!("{LATEST_SEQ} {seq}"));
+        }
+        if let Some(connections) = readings.realtime_connections {
+            head(&mut text, REALTIME_CONNECTIONS, "Open streams of this process.");
+            line(&mut text, format_args!("{REALTIME_CONNECTIONS} {connections}"));
+        }
+        text
+    }
+
+    /// Folds collected samples together until `stop`, so that memory stays bounded when nobody reads the metrics.
+    pub async fn keep(&self, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(Duration::from_secs(5));
+        while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+            self.handle.run_upkeep();
+        }
+    }
+}
+
+fn head(text: &mut String, name: &str, help: &str) {
+    line(text, format_args!("# HELP {name} {help}\n# TYPE {name} gauge"));
+}
+
+fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
+    writeln!(text, "{line}").expect("a String takes every write");
+}
+
+fn describe() {
+    describe_counter!(
+        HTTP_REQUESTS,
+        Unit::Count,
+        "Requests, by method, route template and class of status."
+    );
+    describe_histogram!(
+        HTTP_DURATION,
+        Unit::Seconds,
+        "Time to the head of the answer, by method and route template."
+    );
+    describe_gauge!(HTTP_IN_FLIGHT, Unit::Count, "Requests being handled.");
+    describe_histogram!(
+        DELIVERY_LATENCY,
+        Unit::Seconds,
+        "Time from receipt to delivery, by priority."
+    );
+    describe_counter!(DELIVERY_ATTEMPTS, Unit::Count, "Webhook attempts, by outcome.");
+    describe_counter!(RATE_LIMITED, Unit::Count, "Requests refused by a per-actor limit.");
+    describe_gauge!(RELEASE_INFO, Unit::Count, "The service and its release; always 1.");
+    describe_gauge!(PROCESS_MEMORY, Unit::Bytes, "Resident memory of this process.");
+    describe_gauge!(PROCESS_CPU, Unit::Seconds, "Processor time used by this process.");
+    describe_gauge!(PROCESS_UPTIME, Unit::Seconds, "Age of this process.");
+    describe_gauge!(PROCESS_START, Unit::Seconds, "Start of this process, in Unix time.");
+}
+
+/// One request being handled.
+pub struct HttpRequest {
+    method: &'static str,
+    route: String,
+    since: Instant,
+}
+
+impl HttpRequest {
+    /// Counts a request in. `route` is the template it matched; `None` is counted as `unmatched`.
+    pub fn start(method: &Method, route: Option<&MatchedPath>) -> Self {
+        gauge!(HTTP_IN_FLIGHT).increment(1);
+        let route = route.map_or("unmatched", MatchedPath::as_str).to_owned();
+        Self {
+            method: method_label(method),
+            route,
+            since: Instant::now(),
+        }
+    }
+
+    /// Counts it out: by the class of `status`, or as `aborted` when the caller went away before there was one.
+    pub fn end(&mut self, status: Option<u16>) {
+        gauge!(HTTP_IN_FLIGHT).decrement(1);
+        let class = match status {
+            None => "aborted",
+            Some(..200) => "1xx",
+            Some(200..300) => "2xx",
+            Some(300..400) => "3xx",
+            Some(400..500) => "4xx",
+            Some(500..) => "5xx",
+        };
+        let route = std::mem::take(&mut self.route);
+        histogram!(HTTP_DURATION, "method" => self.method, "route" => route.clone()).record(self.since.elapsed());
+        counter!(HTTP_REQUESTS, "method" => self.method, "route" => route, "status_class" => class).increment(1);
+    }
+}
+
+fn method_label(method: &Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "HEAD" => "HEAD",
+        "POST" => "POST",
+        "PUT" => "PUT",
+        "PATCH" => "PATCH",
+        "DELETE" => "DELETE",
+        "OPTIONS" => "OPTIONS",
+        _ => "OTHER",
+    }
+}
+
+/// What became of a webhook attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttemptOutcome {
+    /// The receiver accepted it.
+    Delivered,
+    /// It failed and will be tried again.
+    Retry,
+    /// It failed for the last time.
+    Dead,
+}
+
+/// Counts a webhook attempt.
+pub fn delivery_attempt(outcome: AttemptOutcome) {
+    let label = match outcome {
+        AttemptOutcome::Delivered => "delivered",
+        AttemptOutcome::Retry => "retry",
+        AttemptOutcome::Dead => "dead",
+    };
+    counter!(DELIVERY_ATTEMPTS, "outcome" => label).increment(1);
+}
+
+/// The priority of a delivered event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PriorityLabel {
+    /// Sent before all others.
+    Critical,
+    /// The default.
+    Important,
+    /// Sent after all others.
+    Low,
+}
+
+/// Records the time from receipt of an event to its delivery.
+pub fn delivery_latency(priority: PriorityLabel, latency: Duration) {
+    let label = match priority {
+        PriorityLabel::Critical => "critical",
+        PriorityLabel::Important => "important",
+        PriorityLabel::Low => "low",
+    };
+    histogram!(DELIVERY_LATENCY, "priority" => label).record(latency);
+}
+
+/// Counts a request that a per-actor limit refused. `limit` is one of the names in the code, never a caller's text.
+pub fn rate_limited(limit: &'static str, window: LimitWindow) {
+    counter!(RATE_LIMITED, "limit" => limit, "window" => window.label()).increment(1);
+}
+
+/// Says which release runs; called once at the start.
+pub fn release(service: &'static str, release: &str) {
+    gauge!(RELEASE_INFO, "service" => service, "release" => release.to_owned()).set(1.0);
+}
+
+/// Reads this process's figures from `/proc`. Where there is none, they are left out.
+fn process() {
+    // The kernel reports times to programs in hundredths of a second on every architecture this is built for.
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let number = |text: &str| text.parse::<f64>().ok();
+
+    if let Some(kib) = read("/proc/self/status").and_then(|status| {
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        number(line.split_whitespace().next()?)
+    }) {
+        gauge!(PROCESS_MEMORY).set(kib * 1024.0);
+    }
+    // The second field is the program's name and may hold spaces; the third follows its closing bracket.
+    let stat = read("/proc/self/stat");
+    let fields: Vec<&str> = stat
+        .as_deref()
+        .and_then(|stat| stat.rsplit_once(')'))
+        .map(|(_, rest)| rest.split_whitespace().collect())
+        .unwrap_or_default();
+    let field = |nth: usize| fields.get(nth - 3).and_then(|text| number(text));
+    if let (Some(user), Some(system)) = (field(14), field(15)) {
+        gauge!(PROCESS_CPU).set((user + system) / TICKS_PER_SECOND);
+    }
+    let Some(started) = field(22).map(|ticks| ticks / TICKS_PER_SECOND) else {
+        return;
+    };
+    if let Some(up) = read("/proc/uptime").and_then(|text| number(text.split_whitespace().next()?)) {
+        gauge!(PROCESS_UPTIME).set((up - started).max(0.0));
+    }
+    if let Some(booted) =
+        read("/proc/stat").and_then(|text| number(text.lines().find_map(|line| line.strip_prefix("btime "))?))
+    {
+        gauge!(PROCESS_START).set(booted + started);
+    }
+}

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::domain::endpoint::HostRules;
 use crate::domain::sources::SourceMap;
+use crate::telemetry::LogFormat;
 
 use super::values::{Environment, Secret, SecretKey};
 
@@ -15,6 +16,10 @@ use super::values::{Environment, Secret, SecretKey};
 pub struct Config {
     /// Whether this is production. `EVENTS_ENV`, else `NODE_ENV`; default development.
     pub environment: Environment,
+    /// What is logged. `EVENTS_LOG`; default `info`.
+    pub log_filter: String,
+    /// How it is logged. `EVENTS_LOG_FORMAT`; default human.
+    pub log_format: LogFormat,
     /// More certificate authorities for outbound TLS, as a PEM file. `SSL_CERT_FILE`; default none.
     pub ssl_cert_file: Option<PathBuf>,
     /// Listening and public addresses.

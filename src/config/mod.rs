@@ -69,6 +69,8 @@ impl Config {
         let listen = listen(&mut env);
         let environment = environment(&mut env);
         let (base_url, site_url) = public_urls(&mut env, environment, listen.port());
+        let log_filter = env.value("EVENTS_LOG", values::log_filter);
+        let log_format = env.value("EVENTS_LOG_FORMAT", values::log_format);
         let ssl_cert_file = env.optional("SSL_CERT_FILE", values::text).map(PathBuf::from);
         let database = database(&mut env, environment);
         let identity = identity(&mut env);
@@ -81,6 +83,8 @@ impl Config {
         };
         let config = Self {
             environment,
+            log_filter,
+            log_format,
             ssl_cert_file,
             http: Http {
                 listen,

@@ -97,6 +97,8 @@ fn defaults_are_the_documented_ones() {
         ("EVENTS_APP_MAX_SUBSCRIPTIONS", "20"),
         ("EVENTS_APP_SANDBOX_MAX_SUBSCRIPTIONS", "5"),
         ("EVENTS_APP_SANDBOX_RETENTION_DAYS", "7"),
+        ("EVENTS_LOG", "info"),
+        ("EVENTS_LOG_FORMAT", "human"),
         ("EVENTS_LIMITS", "on"),
         ("EVENTS_LIMITS_MINUTE", "120"),
         ("EVENTS_LIMITS_HOUR", "3000"),

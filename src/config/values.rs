@@ -7,6 +7,8 @@ use base64::Engine as _;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use url::Url;
 
+use crate::telemetry::LogFormat;
+
 /// A text that `Debug` never shows.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
@@ -85,6 +87,23 @@ pub(super) fn share(text: &str) -> Result<f64, Refusal> {
         .ok()
         .filter(|share| (0.0..=1.0).contains(share))
         .ok_or_else(|| must("be a number from 0 to 1, such as 0.1"))
+}
+
+pub(super) fn log_filter(text: &str) -> Result<String, Refusal> {
+    match tracing_subscriber::EnvFilter::try_new(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err(must(
+            "be error, warn, info, debug, trace, or a filter such as info,sqlx=warn",
+        )),
+    }
+}
+
+pub(super) fn log_format(text: &str) -> Result<LogFormat, Refusal> {
+    match text {
+        "human" => Ok(LogFormat::Human),
+        "json" => Ok(LogFormat::Json),
+        _ => Err(must("be human or json")),
+    }
 }
 
 /// `on` or `off`; the words that used to mean `on` stay accepted, words that only look like `off` do not.

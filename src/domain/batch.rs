@@ -104,3 +104,50 @@ impl<'de: 'a, 'a> Deserialize<'de> for Items<'a> {
         deserializer.deserialize_seq(Borrowed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch_of(count: usize) -> String {
+        format!("{{\"events\":[{}]}}", vec!["{}"; count].join(","))
+    }
+
+    #[test]
+    fn a_batch_is_an_object_with_events_and_no_event_id() {
+        for single in [
+            "{}",
+            "[]",
+            "[{}]",
+            r#"{"event_id":"evt_1"}"#,
+            r#"{"event_id":"evt_1","events":[]}"#,
+            r#"{"event_id":null,"events":[{}]}"#,
+            r#"{"events":{}}"#,
+            r#"{"events":null}"#,
+            r#"{"payload":{"events":[{}]}}"#,
+        ] {
+            assert_eq!(split(single), Ok(PublishBody::Single(single)), "{single}");
+        }
+        let text = r#" {"other": 1, "events": [ {"a": 1.0} , 5, [ ] ], "more": {"event_id": 1}} "#;
+        assert_eq!(
+            split(text),
+            Ok(PublishBody::Batch(vec![r#"{"a": 1.0}"#, "5", "[ ]"])),
+            "items are as written"
+        );
+        assert_eq!(split(r#"{"\u0065vents":[{}]}"#), Ok(PublishBody::Batch(vec!["{}"])));
+    }
+
+    #[test]
+    fn the_size_of_a_batch_is_bounded() {
+        assert_eq!(split(&batch_of(0)), Err(BatchFault::Empty));
+        assert!(matches!(split(&batch_of(100)), Ok(PublishBody::Batch(items)) if items.len() == 100));
+        assert_eq!(split(&batch_of(101)), Err(BatchFault::TooMany { count: 101 }));
+        assert_eq!(split(&batch_of(50_000)), Err(BatchFault::TooMany { count: 50_000 }));
+    }
+
+    #[test]
+    fn two_lists_are_refused_rather_than_one_chosen() {
+        assert_eq!(split(r#"{"events":[{}],"events":[]}"#), Err(BatchFault::Repeated));
+        assert_eq!(split(r#"{"events":[{}],"events":1}"#), Err(BatchFault::Repeated));
+    }
+}

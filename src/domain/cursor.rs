@@ -68,3 +68,87 @@ impl Serialize for Cursor {
         serializer.collect_str(self)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_spelling_of_stored_cursors() {
+        let cursor = Cursor { epoch: 0, position: 42 };
+        assert_eq!(cursor.to_string(), "c1.0.NDI");
+        assert_eq!("c1.0.NDI".parse(), Ok(cursor));
+        assert_eq!(serde_json::to_string(&cursor).expect("json"), "\"c1.0.NDI\"");
+        let last = Cursor {
+            epoch: 999_999_999_999_999,
+            position: SAFE_INTEGER_MAX,
+        };
+        assert_eq!(last.to_string().parse(), Ok(last));
+    }
+
+    #[test]
+    fn nothing_else_is_a_cursor() {
+        let encoded = |position: &str| format!("c1.0.{}", URL_SAFE_NO_PAD.encode(position));
+        for bad in [
+            "",
+            "0",
+            "42",
+            "opaque-1",
+            "c1",
+            "c1.0",
+            "c1..NDI",
+            "c1.0.",
+            "c1.0.NDI.",
+            "c1.0.NDI.x",
+            "c2.0.NDI",
+            "C1.0.NDI",
+            " c1.0.NDI",
+            "c1.0.NDI ",
+            "c1.0.NDI=",
+            "c1.0.NDJ",
+            "c1.00.NDI",
+            "c1.+0.NDI",
+            "c1.-1.NDI",
+            "c1.0.ND+",
+            "c1.0.N DI",
+            "c1.1000000000000000.NDI",
+            "c1.x.NDI",
+            "c1.é.NDI",
+        ] {
+            assert_eq!(bad.parse::<Cursor>(), Err(NotACursor), "{bad:?}");
+        }
+        for bad in [
+            "",
+            "-1",
+            "+1",
+            "042",
+            "4.2",
+            "4e2",
+            " 42",
+            "9007199254740992",
+            "99999999999999999999",
+            "x",
+            "\u{661}",
+        ] {
+            assert_eq!(encoded(bad).parse::<Cursor>(), Err(NotACursor), "{bad:?}");
+        }
+        assert_eq!(format!("c1.0.{}", "A".repeat(300)).parse::<Cursor>(), Err(NotACursor));
+    }
+
+    proptest! {
+        #[test]
+        fn every_position_has_one_spelling(epoch in 0..=999_999_999_999_999_i64, position in 0..=SAFE_INTEGER_MAX) {
+            let cursor = Cursor { epoch, position };
+            prop_assert_eq!(cursor.to_string().parse(), Ok(cursor));
+        }
+
+        #[test]
+        fn what_parses_was_issued(text in "c1\\.[0-9+-]{0,4}\\.[A-Za-z0-9_-]{0,8}") {
+            if let Ok(cursor) = text.parse::<Cursor>() {
+                prop_assert_eq!(cursor.to_string(), text);
+            }
+        }
+    }
+}

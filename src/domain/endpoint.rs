@@ -94,7 +94,7 @@ impl HostRule {
 
 fn rule(entry: &str) -> Result<HostRule, String> {
     let wrong = || format!("{entry:?} is not a host, an address, *.<name> or *.{NETWORK_LABEL}.*");
-    if entry == "*.openvibe.*" {
+    if entry.eq_ignore_ascii_case("*.openvibe.*") {
         return Ok(HostRule::Network);
     }
     let (under, name) = match entry.strip_prefix("*.") {
@@ -158,4 +158,208 @@ fn is_host_name(name: &str) -> bool {
                     .bytes()
                     .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_')
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rules(entries: &[&str]) -> HostRules {
+        HostRules::parse(&entries.iter().map(ToString::to_string).collect::<Vec<_>>()).expect("valid entries")
+    }
+
+    fn usual() -> HostRules {
+        rules(&["127.0.0.1", "*.openvibe.*"])
+    }
+
+    #[test]
+    fn what_is_allowed_is_stored_in_its_one_spelling() {
+        for (given, stored) in [
+            (
+                "http://127.0.0.1:3000/internal/events",
+                "http://127.0.0.1:3000/internal/events",
+            ),
+            (
+                "https://openvibe.live/internal/events",
+                "https://openvibe.live/internal/events",
+            ),
+            (
+                "https://live.openvibe.network/hook",
+                "https://live.openvibe.network/hook",
+            ),
+            (
+                "https://a.b.c.openvibe.space/x?y=1",
+                "https://a.b.c.openvibe.space/x?y=1",
+            ),
+            ("HTTPS://OpenVibe.LIVE/Path", "https://openvibe.live/Path"),
+            ("http://127.0.0.1:9", "http://127.0.0.1:9/"),
+            ("http://127.0.0.1:80/a/../b", "http://127.0.0.1/b"),
+            ("http://2130706433:9/x", "http://127.0.0.1:9/x"),
+            ("http://0x7f.1:9/x", "http://127.0.0.1:9/x"),
+            ("http://0177.0.0.1/x", "http://127.0.0.1/x"),
+            ("http://１２７.0.0.1/x", "http://127.0.0.1/x"),
+            ("https://openvibe.live/x#part", "https://openvibe.live/x#part"),
+        ] {
+            assert_eq!(usual().check(given).map(String::from).as_deref(), Ok(stored), "{given}");
+        }
+    }
+
+    #[test]
+    fn hosts_off_the_list_are_refused() {
+        for bad in [
+            "http://localhost:4000/x",
+            "http://[::1]:4000/x",
+            "http://[::ffff:127.0.0.1]:4000/x",
+            "http://0.0.0.0:4000/x",
+            "http://10.0.0.5/x",
+            "http://2852039166/latest/meta-data",
+            "http://127.0.0.2/x",
+            "http://127.0.0.1.nip.io/x",
+            "https://openvibe.live.evil.test/x",
+            "https://openvibe.live%2eevil.test/x",
+            "https://evilopenvibe.live/x",
+            "https://xopenvibe.live/x",
+            "https://x.openvibe/x",
+            "https://openvibe/x",
+            "https://openvibe.l/x",
+            "https://openvibe.c0m/x",
+            "https://openvibe.xn--p1ai/x",
+            "https://-.openvibe.live/x",
+            "https://a..openvibe.live/x",
+            "https://openvibe.evil.live/x",
+        ] {
+            assert_eq!(usual().check(bad).err(), Some(EndpointFault::HostNotAllowed), "{bad}");
+        }
+    }
+
+    #[test]
+    fn syntax_is_refused_by_kind() {
+        let long = |length: usize| format!("http://127.0.0.1/{}", "x".repeat(length - 17));
+        assert!(usual().check(&long(ENDPOINT_MAX)).is_ok());
+        for (bad, fault) in [
+            (long(ENDPOINT_MAX + 1).as_str(), EndpointFault::TooLong),
+            (
+                format!("http://127.0.0.1/{}", "é".repeat(1000)).as_str(),
+                EndpointFault::TooLong,
+            ),
+            ("", EndpointFault::NotHttp),
+            ("not", EndpointFault::NotHttp),
+            ("not a url", EndpointFault::Malformed),
+            ("ftp://openvibe.live/x", EndpointFault::NotHttp),
+            ("file:///etc/passwd", EndpointFault::NotHttp),
+            ("gopher://127.0.0.1:25/", EndpointFault::NotHttp),
+            ("http:127.0.0.1/x", EndpointFault::NotHttp),
+            ("//127.0.0.1/x", EndpointFault::NotHttp),
+            ("http:///127.0.0.1/x", EndpointFault::Malformed),
+            ("http:\\\\127.0.0.1\\x", EndpointFault::Malformed),
+            ("http://127.0.0.1\\@evil.test/", EndpointFault::Malformed),
+            ("http://127.0.0.1/a\tb", EndpointFault::Malformed),
+            (" http://127.0.0.1/", EndpointFault::Malformed),
+            ("http://127.0.0.1/\n", EndpointFault::Malformed),
+            ("https://openvibe.live:x/", EndpointFault::Malformed),
+            ("https://openvibe.live:99999/", EndpointFault::Malformed),
+            ("http://[127.0.0.1]/x", EndpointFault::Malformed),
+            ("http://[::1/x", EndpointFault::Malformed),
+            ("https://openvibe.live@evil.test/x", EndpointFault::Credentials),
+            ("https://u:p@openvibe.live/x", EndpointFault::Credentials),
+            ("http://@127.0.0.1/x", EndpointFault::Credentials),
+            ("https://openvibe.live./x", EndpointFault::TrailingDot),
+            ("https://openvibe.live.:443/x", EndpointFault::TrailingDot),
+            ("https://openvibe.live%2e/x", EndpointFault::TrailingDot),
+            ("https://openvibe.live。/x", EndpointFault::TrailingDot),
+            ("http://127.0.0.1./x", EndpointFault::TrailingDot),
+        ] {
+            assert_eq!(usual().check(bad).err(), Some(fault), "{bad}");
+        }
+        assert!(
+            usual().check("https://openvibe.live/@user:pass@x").is_ok(),
+            "an @ in the path is no credential"
+        );
+    }
+
+    #[test]
+    fn each_entry_matches_only_what_it_says() {
+        let listed = rules(&[
+            "hooks.example.test",
+            "*.Wild.test",
+            "[::1]",
+            "2001:db8::7",
+            "under_score",
+            "ünï.test",
+        ]);
+        for good in [
+            "https://hooks.example.test/x",
+            "https://wild.test/x",
+            "https://a.b.wild.test/x",
+            "http://[::1]:9/x",
+            "http://[0:0:0:0:0:0:0:1]/x",
+            "http://[2001:DB8::7]/x",
+            "http://under_score:8080/x",
+            "http://ÜNÏ.test/x",
+        ] {
+            assert!(listed.check(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "https://a.hooks.example.test/x",
+            "https://example.test/x",
+            "https://notwild.test/x",
+            "https://wild.test.evil/x",
+            "http://[::2]/x",
+            "http://0.0.0.1/x",
+            "https://openvibe.live/x",
+            "http://127.0.0.1/x",
+        ] {
+            assert_eq!(listed.check(bad).err(), Some(EndpointFault::HostNotAllowed), "{bad}");
+        }
+        assert!(rules(&[]).check("http://127.0.0.1/").is_err());
+    }
+
+    #[test]
+    fn entries_that_make_no_sense_are_named() {
+        for bad in [
+            "",
+            " ",
+            "*",
+            "*.",
+            "*.*",
+            "*.127.0.0.1",
+            "*.[::1]",
+            "a.*.b",
+            "*.x.*",
+            "http://x",
+            "x:80",
+            "x/y",
+            "x.",
+            "*.x.",
+            "-a.test",
+            "a b",
+        ] {
+            let message = HostRules::parse(&["127.0.0.1".to_owned(), bad.to_owned()]).expect_err(bad);
+            assert!(message.contains(bad.trim()), "{message}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_spelling_of_an_address_is_judged_as_that_address(address: std::net::Ipv4Addr, port: u16) {
+            let [a, b, c, d] = address.octets();
+            let number = u32::from(address);
+            let dotted = address.to_string();
+            let only = rules(&[&dotted]);
+            for host in [address.to_string(), number.to_string(), format!("0x{number:x}"), format!("0{a:o}.0x{b:x}.{}", u16::from_be_bytes([c, d]))] {
+                let url = only.check(&format!("http://{host}:{port}/")).expect("the same address");
+                prop_assert_eq!(url.host_str(), Some(dotted.as_str()));
+            }
+            prop_assert_eq!(usual().check(&format!("http://{number}/")).is_ok(), address == std::net::Ipv4Addr::LOCALHOST);
+        }
+
+        #[test]
+        fn what_is_accepted_is_accepted_again_and_unchanged(text in "https?://[a-z0-9.@:%/\\\\#?-]{0,20}(openvibe|127)[a-z0-9.@:%/\\\\#?-]{0,20}") {
+            if let Ok(url) = usual().check(&text) {
+                prop_assert_eq!(usual().check(url.as_str()).map(String::from), Ok(url.to_string()));
+            }
+        }
+    }
 }

@@ -247,3 +247,224 @@ pub(crate) fn write_string(out: &mut String, text: &str) {
     out.push_str(&text[kept_from..]);
     out.push('"');
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn raw(text: &str) -> &RawValue {
+        serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn well_formed_documents_pass_whatever_they_hold() {
+        for good in [
+            "{}",
+            "[]",
+            " \n{\"a\" : 1} \t",
+            r#"{"a":1,"a":2}"#,
+            r#"{"big":1e999999,"small":-0.00e-99,"long":123456789012345678901234567890}"#,
+            r#"["\u0000","\ud800","\udc00\ud800x","\ud83d\ude00","\/"]"#,
+            r#"{"\ud800":1}"#,
+        ] {
+            assert_eq!(check_document(good.as_bytes()), Ok(good));
+        }
+    }
+
+    #[test]
+    fn malformed_bodies_are_told_apart() {
+        for bad in [
+            "",
+            "{not json",
+            "{",
+            r#"{"event_id": }"#,
+            r#"{"a":1}}"#,
+            "[1,2",
+            "[1,]",
+            "[01]",
+            "[1.]",
+            "['a']",
+            "[\"\t\"]",
+            "[\"\\x\"]",
+            "[NaN]",
+            "\u{feff}{}",
+            "{}{}",
+        ] {
+            assert!(
+                matches!(check_document(bad.as_bytes()), Err(JsonFault::Syntax(_))),
+                "{bad:?}"
+            );
+        }
+        for scalar in ["null", "\"x\"", "5", "true"] {
+            assert_eq!(
+                check_document(scalar.as_bytes()),
+                Err(JsonFault::NotAContainer),
+                "{scalar}"
+            );
+        }
+        assert_eq!(check_document(b"{\"a\":\"\xff\"}"), Err(JsonFault::NotUtf8(6)));
+        assert!(
+            matches!(check_document(b"\xed\xa0\x80"), Err(JsonFault::NotUtf8(0))),
+            "a surrogate in UTF-8"
+        );
+    }
+
+    #[test]
+    fn depth_is_counted_over_the_whole_body_without_using_the_stack() {
+        let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+        assert!(check_document(nested(DEPTH_MAX).as_bytes()).is_ok());
+        assert_eq!(
+            check_document(nested(DEPTH_MAX + 1).as_bytes()),
+            Err(JsonFault::TooDeep)
+        );
+        assert_eq!(check_document(nested(1_000_000).as_bytes()), Err(JsonFault::TooDeep));
+        let objects = "{\"a\":".repeat(200_000) + "1" + &"}".repeat(200_000);
+        assert_eq!(check_document(objects.as_bytes()), Err(JsonFault::TooDeep));
+        assert!(check_document("[".repeat(1_000_000).as_bytes()).is_err());
+        assert!(check_document(br#"{"a":"[[[[\"[[[\\","b":["]"]}"#).is_ok());
+        let quoted = format!("[\"{}\"]", "[".repeat(1000));
+        assert!(
+            check_document(quoted.as_bytes()).is_ok(),
+            "brackets in strings do not nest"
+        );
+        let wide = format!("[{}[]]", "[[]],".repeat(1000));
+        assert!(check_document(wide.as_bytes()).is_ok(), "closed brackets do not count");
+    }
+
+    #[test]
+    fn compact_touches_white_space_between_tokens_only() {
+        for (given, wanted) in [
+            ("{ }", "{}"),
+            ("\r\n{\t\"a b\" : [ 1.0 , 1E+2 ,\n-0 ] }", r#"{"a b":[1.0,1E+2,-0]}"#),
+            (r#"{ "b": 1, "a": 2, "b": 3 }"#, r#"{"b":1,"a":2,"b":3}"#),
+            (
+                r#"{ "q": "x \" y \\" , "z": "\\\" }" }"#,
+                r#"{"q":"x \" y \\","z":"\\\" }"}"#,
+            ),
+            (r#"{ "u": "\u0000 \ud800 é 漢" }"#, r#"{"u":"\u0000 \ud800 é 漢"}"#),
+            (
+                r#"{"n": 10000000000000000000000000000001}"#,
+                r#"{"n":10000000000000000000000000000001}"#,
+            ),
+        ] {
+            assert_eq!(compact(given), wanted);
+            assert_eq!(compact(wanted), wanted);
+        }
+    }
+
+    #[test]
+    fn members_keep_order_and_repeats() {
+        let text = r#" {"b": 1.0, "\u0061": [1, 2], "b": {"x" : 1}, "\ud800": null, "__proto__": 2} "#;
+        let members = Members::parse(text).expect("an object");
+        let seen: Vec<(&str, &str)> = members.iter().map(|(name, value)| (name, value.get())).collect();
+        assert_eq!(seen[..3], [("b", "1.0"), ("a", "[1, 2]"), ("b", r#"{"x" : 1}"#)]);
+        assert!(seen[3].0.starts_with('\u{fffd}'));
+        assert_eq!(seen[4], ("__proto__", "2"));
+        assert_eq!(members.get("b").map(RawValue::get), Some("1.0"));
+        assert!(members.get("c").is_none());
+        for other in ["[]", "1", "null", "\"x\""] {
+            assert!(Members::parse(other).is_none(), "{other}");
+        }
+        let deep = format!("{{\"a\":{}1{}}}", "[".repeat(300_000), "]".repeat(300_000));
+        assert_eq!(Members::parse(&deep).expect("an object").iter().count(), 1);
+    }
+
+    #[test]
+    fn integers_in_every_spelling() {
+        for (text, number) in [
+            ("0", 0),
+            ("-0", 0),
+            ("-0.0e5", 0),
+            ("0e99999999999999999999999", 0),
+            ("1.0", 1),
+            ("1e3", 1000),
+            ("1E+3", 1000),
+            ("1.5e1", 15),
+            ("30e-1", 3),
+            ("100000000000000000000000e-20", 1000),
+            ("0.0000001e7", 1),
+            ("-12", -12),
+            ("9007199254740991", SAFE_INTEGER_MAX),
+            ("-9007199254740991", -SAFE_INTEGER_MAX),
+            ("9007199254740991.000", SAFE_INTEGER_MAX),
+        ] {
+            assert_eq!(integer(raw(text)), Some(number), "{text}");
+        }
+        for text in [
+            "1.5",
+            "1e-1",
+            "0.1",
+            "9007199254740992",
+            "1e16",
+            "1e999999999999999999999",
+            "1e-999999999999999999999",
+            "99999999999999999999",
+            "1e400",
+            "\"1\"",
+            "null",
+            "true",
+            "[]",
+            "{}",
+        ] {
+            assert_eq!(integer(raw(text)), None, "{text}");
+        }
+        let long = format!("1{}e-{}", "0".repeat(100_000), 100_000);
+        assert_eq!(integer(raw(&long)), Some(1));
+    }
+
+    #[test]
+    fn strings_that_can_be_stored() {
+        assert_eq!(string(raw(r#""a\u00e9\ud83d\ude00""#)), Ok("aé😀".to_owned()));
+        assert_eq!(string(raw(r#""a\u0000b""#)), Err(StringFault::Nul));
+        assert_eq!(string(raw(r#""\ud800""#)), Err(StringFault::LoneSurrogate));
+        assert_eq!(string(raw(r#""\udc00x""#)), Err(StringFault::LoneSurrogate));
+        assert_eq!(string(raw("5")), Err(StringFault::NotAString));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            let _ = check_document(&bytes);
+        }
+
+        #[test]
+        fn near_json_is_judged_as_serde_judges_it(text in r#"[\[{\]},:"\\ a0-9e.+\n-]{0,24}"#) {
+            let container = text.trim_start().starts_with(['{', '[']);
+            let expected = serde_json::from_str::<serde_json::Value>(&text).is_ok() && container;
+            // A `Value` refuses numbers beyond a double and lone surrogates; the alphabet has no `u`, so only the first counts.
+            if !text.contains('e') {
+                prop_assert_eq!(check_document(text.as_bytes()).is_ok(), expected, "{}", text);
+            }
+            if let Ok(text) = check_document(text.as_bytes()) {
+                let squeezed = compact(text);
+                prop_assert!(check_document(squeezed.as_bytes()).is_ok());
+                prop_assert_eq!(compact(&squeezed), squeezed);
+            }
+        }
+
+        #[test]
+        fn written_strings_read_back(text in any::<String>()) {
+            let mut out = String::new();
+            write_string(&mut out, &text);
+            prop_assert_eq!(serde_json::from_str::<String>(&out).expect("a JSON string"), text);
+            prop_assert!(!out.chars().any(|c| c < ' '), "no control character can reach a line protocol");
+        }
+
+        #[test]
+        fn compact_keeps_the_value(name in any::<String>(), value in any::<String>(), number in any::<f64>()) {
+            let document = serde_json::json!({ name: [value, number] });
+            let pretty = serde_json::to_string_pretty(&document).expect("json");
+            prop_assert_eq!(compact(&pretty), document.to_string());
+        }
+
+        #[test]
+        fn integers_agree_with_the_value_they_spell(number in -SAFE_INTEGER_MAX..=SAFE_INTEGER_MAX, zeros in 0..5_usize) {
+            let spelt = format!("{number}{}e-{zeros}", "0".repeat(zeros));
+            prop_assert_eq!(integer(raw(&spelt)), Some(number));
+            let text = format!("{number}.{}", "0".repeat(zeros + 1));
+            prop_assert_eq!(integer(raw(&text)), Some(number));
+        }
+    }
+}

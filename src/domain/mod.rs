@@ -2,6 +2,7 @@
 
 pub mod batch;
 pub mod cursor;
+pub mod deliveries;
 pub mod endpoint;
 pub mod envelope;
 pub mod ids;
@@ -12,3 +13,6 @@ pub mod sources;
 pub mod time;
 pub mod topic;
 pub mod trace;
+
+#[cfg(test)]
+mod vectors;

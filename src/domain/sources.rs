@@ -78,6 +78,12 @@ impl Default for SourceMap {
 }
 
 impl SourceMap {
+    /// The prefixes that a source may publish under: its own, then the shared ones.
+    pub fn prefixes_of(&self, source: &str) -> impl Iterator<Item = &str> {
+        let own = self.owned.get(source).into_iter().flatten();
+        own.chain(&self.shared.0).map(String::as_str)
+    }
+
     /// Reads `{"<source>": ["<prefix>", …], …}`. The map replaces the built-in one and shares nothing until
     /// [`SourceMap::with_shared`] says so. Every mistake is reported.
     pub fn from_json(text: &str) -> Result<Self, Vec<String>> {
@@ -208,5 +214,154 @@ fn check_shared(prefix: &str, map: &SourceMap) -> Result<(), String> {
     match map.owned.keys().find(|source| namespace(source) == namespace(name)) {
         Some(source) => Err(format!("{prefix:?} belongs to the source {source:?}")),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(json: &str) -> SourceMap {
+        SourceMap::from_json(json).unwrap_or_else(|faults| panic!("{json}: {faults:?}"))
+    }
+
+    #[test]
+    fn every_built_in_source_publishes_its_own_and_the_shared_types_only() {
+        let built_in = SourceMap::default();
+        for source in BUILT_IN {
+            assert_eq!(
+                built_in.may_publish(source, &format!("{source}.thing.happened")),
+                Ok(())
+            );
+            assert_eq!(built_in.may_publish(source, "provider.health.degraded"), Ok(()));
+            let other = if source == "media" { "live" } else { "media" };
+            assert_eq!(
+                built_in.may_publish(source, &format!("{other}.a.b")),
+                Err(SourceFault::TypeNotAllowed)
+            );
+            assert_eq!(
+                built_in.may_publish(source, &format!("{source}x.a.b")),
+                Err(SourceFault::TypeNotAllowed)
+            );
+            assert_eq!(
+                built_in.may_publish(source, "events.usage.recorded"),
+                Err(SourceFault::TypeNotAllowed)
+            );
+            assert_eq!(
+                built_in.may_publish(source, "app.p01k7.x"),
+                Err(SourceFault::TypeNotAllowed)
+            );
+        }
+        for stranger in [
+            "stranger",
+            "events",
+            "app",
+            "app-01k7ccd4ef5gh6jk7mn8pq9rst",
+            "provider",
+            "",
+        ] {
+            assert_eq!(
+                built_in.may_publish(stranger, "provider.a.b"),
+                Err(SourceFault::UnknownSource),
+                "{stranger}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_configured_map_replaces_the_built_in_one() {
+        let map = map(r#"{"live": ["live.stream.", "live.x."], "media-hub": ["mediahub."]}"#);
+        assert_eq!(map.may_publish("live", "live.stream.started"), Ok(()));
+        assert_eq!(
+            map.may_publish("live", "live.chat.sent"),
+            Err(SourceFault::TypeNotAllowed)
+        );
+        assert_eq!(
+            map.may_publish("live", "live.streams.sent"),
+            Err(SourceFault::TypeNotAllowed)
+        );
+        assert_eq!(map.may_publish("media-hub", "mediahub.item.added"), Ok(()));
+        assert_eq!(
+            map.may_publish("live", "mediahub.item.added"),
+            Err(SourceFault::TypeNotAllowed)
+        );
+        assert_eq!(map.may_publish("games", "games.a.b"), Err(SourceFault::UnknownSource));
+        assert_eq!(
+            map.may_publish("live", "provider.a.b"),
+            Err(SourceFault::TypeNotAllowed)
+        );
+        let shared = parse_shared("provider., storage.,", &map).expect("valid");
+        let map = map.with_shared(shared);
+        assert_eq!(map.may_publish("live", "storage.zone.full"), Ok(()));
+        assert_eq!(map.may_publish("live", "provider.zone.full"), Ok(()));
+        assert_eq!(
+            map.may_publish("games", "storage.zone.full"),
+            Err(SourceFault::UnknownSource)
+        );
+    }
+
+    #[test]
+    fn maps_that_would_leak_a_namespace_are_refused() {
+        for bad in [
+            "",
+            "{nope",
+            "[]",
+            "5",
+            r#"{"live":["media."]}"#,
+            r#"{"live":["mediahub."]}"#,
+            r#"{"live":["live"]}"#,
+            r#"{"live":["live.stream"]}"#,
+            r#"{"live":["livestream."]}"#,
+            r#"{"live":["live..a."]}"#,
+            r#"{"live":["live.*."]}"#,
+            r#"{"live":["."]}"#,
+            r#"{"live":[""]}"#,
+            r#"{"live":[]}"#,
+            r#"{"live":"live."}"#,
+            r#"{"live":[5]}"#,
+            r#"{"Live":["live."]}"#,
+            r#"{"l":["l."]}"#,
+            r#"{"app":["app."]}"#,
+            r#"{"app-x1":["appx1."]}"#,
+            r#"{"a-pp":["app."]}"#,
+            r#"{"events":["events."]}"#,
+            r#"{"event-s":["events."]}"#,
+            r#"{"media-hub":["mediahub."],"mediahub":["mediahub."]}"#,
+            r#"{"live":["live."],"live":["live."]}"#,
+            r#"{"media-hub":["media-hub."]}"#,
+        ] {
+            assert!(
+                SourceMap::from_json(bad).is_err_and(|faults| faults.len() == 1),
+                "{bad}"
+            );
+        }
+        let faults =
+            SourceMap::from_json(r#"{"live":[],"app":["app."],"media":["live."]}"#).expect_err("three mistakes");
+        assert_eq!(faults.len(), 3, "{faults:?}");
+    }
+
+    #[test]
+    fn shared_prefixes_belong_to_nobody() {
+        let map = map(r#"{"live":["live."],"media-hub":["mediahub."]}"#);
+        assert_eq!(parse_shared("", &map), Ok(SharedPrefixes(Vec::new())));
+        assert!(parse_shared(SHARED_DEFAULT, &SourceMap::default()).is_ok());
+        for bad in [
+            "provider",
+            "Provider.",
+            "a.b.",
+            "1a.",
+            ".",
+            "live.",
+            "media-hub.",
+            "mediahub.",
+            "li-ve.",
+            "app.",
+            "app-x.",
+            "a-pp.",
+            "events.",
+        ] {
+            assert!(parse_shared(bad, &map).is_err_and(|faults| faults.len() == 1), "{bad}");
+        }
+        assert_eq!(parse_shared("app.,live.,ok.", &map).expect_err("two mistakes").len(), 2);
     }
 }

@@ -18,7 +18,7 @@ impl Traceparent {
     /// Reads a header value, ignoring case and white space around it. Another version, a wrong length or an id of zeros
     /// only is no trace context.
     pub fn parse(header: &str) -> Option<Self> {
-        let header = header.trim().to_lowercase();
+        let header = header.trim().to_ascii_lowercase();
         let mut parts = header.split('-');
         let (version, trace_id, span_id, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
         let zero = |id: &str| id.bytes().all(|b| b == b'0');
@@ -76,4 +76,65 @@ pub fn is_request_id(text: &str) -> bool {
         && text
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
+
+    #[test]
+    fn a_callers_trace_goes_on_with_its_flags() {
+        let parent = Traceparent::parse(&format!(" {} ", HEADER.to_uppercase())).expect("valid");
+        assert_eq!(parent.to_string(), HEADER);
+        let next = parent.next_span();
+        assert_eq!(next.trace_id(), "0af7651916cd43dd8448eb211c80319c");
+        assert!(next.to_string().ends_with("-00") && next != parent);
+        assert_eq!(Traceparent::parse(&next.to_string()), Some(next));
+    }
+
+    #[test]
+    fn new_traces_are_valid_and_sampled() {
+        let fresh = Traceparent::start();
+        assert!(fresh.to_string().ends_with("-01"));
+        assert_eq!(Traceparent::parse(&fresh.to_string()), Some(fresh.clone()));
+        assert_eq!(Traceparent::of_trace(fresh.trace_id()).trace_id(), fresh.trace_id());
+    }
+
+    #[test]
+    fn anything_else_is_no_trace_context() {
+        for bad in [
+            "",
+            "00",
+            "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "00-0af7651916cd43dd8448eb211c80319-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-x",
+            "00-0af7651916cd43dd8448eb211c80319g-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-1",
+            "00_0af7651916cd43dd8448eb211c80319c_b7ad6b7169203331_01",
+        ] {
+            assert_eq!(Traceparent::parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn request_ids() {
+        for good in ["12345678", "req_0af7651916cd43dd8448eb21", "A.b-c_d9", &"x".repeat(128)] {
+            assert!(is_request_id(good), "{good}");
+        }
+        for bad in [
+            "",
+            "1234567",
+            "bad id with spaces",
+            "12345678\n",
+            "12345678é",
+            &"x".repeat(129),
+        ] {
+            assert!(!is_request_id(bad), "{bad:?}");
+        }
+    }
 }

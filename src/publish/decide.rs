@@ -124,8 +124,8 @@ impl<'a> Ledger<'a> {
         if hops > self.max_hops {
             return Err(PublishError::Loop {
                 event_id: envelope.event_id.clone(),
-                hops: hops - 1,
-                max_hops: self.max_hops,
+                hops: (hops - 1).unsigned_abs(),
+                max_hops: self.max_hops.unsigned_abs(),
             });
         }
         Ok(Decision::Store { hops })

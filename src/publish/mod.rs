@@ -18,7 +18,7 @@ use crate::domain::cursor::Cursor;
 use crate::domain::ids::{EventId, SubscriptionId};
 use crate::store::{SharedStore, StoreError};
 
-pub use request::{PublishRequest, RequestFault, Rules};
+pub use request::{ItemFault, PublishRequest, RequestFault, Rules};
 
 /// Requests that may wait for the next group.
 const WAITING_REQUESTS_MAX: usize = 4_096;
@@ -57,9 +57,9 @@ pub enum PublishError {
         /// The event.
         event_id: EventId,
         /// How deep the trace is.
-        hops: i32,
+        hops: u32,
         /// How deep it may be.
-        max_hops: i32,
+        max_hops: u32,
     },
     /// The database cannot take it now.
     #[error("events cannot be stored at the moment")]

@@ -86,12 +86,10 @@ pub enum ItemFault {
     #[error("source {0:?} owns no event types here")]
     UnknownSource(String),
     /// The type lies outside what the caller owns.
-    #[error("event_type {event_type:?} does not start with a prefix that source {owner:?} owns")]
+    #[error("event_type must start with one of {}", .allowed.join(", "))]
     TypeNotAllowed {
-        /// The event's type.
-        event_type: String,
-        /// The caller's source.
-        owner: String,
+        /// The prefixes the caller's source may use.
+        allowed: Vec<String>,
     },
 }
 
@@ -158,10 +156,8 @@ fn prepare(
         Ok(()) => {}
         Err(SourceFault::UnknownSource) => return Err(ItemFault::UnknownSource(envelope.source)),
         Err(SourceFault::TypeNotAllowed) => {
-            return Err(ItemFault::TypeNotAllowed {
-                event_type: envelope.event_type,
-                owner: envelope.source,
-            });
+            let allowed = rules.sources.prefixes_of(&envelope.source).map(str::to_owned).collect();
+            return Err(ItemFault::TypeNotAllowed { allowed });
         }
     }
     Ok(Prepared {

@@ -5,36 +5,12 @@
 
 use sqlx::PgConnection;
 
+use crate::domain::deliveries::DeliveryCounts;
+
 use super::{Store, StoreError};
 
 /// How long one row collects changes, in milliseconds.
 pub(super) const PERIOD_MS: i64 = 10_000;
-
-/// Deliveries by status, over all subscriptions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct DeliveryCounts {
-    /// Never attempted, or replayed.
-    pub pending: i64,
-    /// Attempted; waits for the next attempt.
-    pub failed: i64,
-    /// Answered with a 2xx.
-    pub delivered: i64,
-    /// Given up: the dead-letter queue.
-    pub dead: i64,
-}
-
-impl DeliveryCounts {
-    /// Adds `change` to the count of a status as it is stored.
-    pub(super) fn add(&mut self, status: &str, change: i64) {
-        match status {
-            "pending" => self.pending += change,
-            "failed" => self.failed += change,
-            "delivered" => self.delivered += change,
-            "dead" => self.dead += change,
-            _ => {}
-        }
-    }
-}
 
 /// Which part of the process counts: parts that may commit at the same time must not meet on one row.
 #[derive(Debug, Clone, Copy)]

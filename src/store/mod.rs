@@ -26,9 +26,9 @@ use arc_swap::ArcSwap;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{Connection, Postgres, Transaction};
 
+pub use crate::domain::deliveries::DeliveryCounts;
 pub use checkpoints::Checkpoint;
 pub use claims::{Candidate, Claim, Claimed, Pass};
-pub use counts::DeliveryCounts;
 pub use deliveries::{DeliveryFilter, DeliveryRow};
 pub use error::StoreError;
 pub use events::{Page, PageRequest, Positions, PulledEvent, StoredEvent};

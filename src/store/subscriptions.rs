@@ -143,6 +143,17 @@ impl Store {
         .await?)
     }
 
+    /// Whether anybody has a subscription of this id.
+    pub async fn subscription_exists(&self, id: &SubscriptionId) -> Result<bool, StoreError> {
+        let mut reader = self.reader().await?;
+        Ok(sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT FROM subscriptions WHERE id = $1 AND project_id IS NULL) AS "exists!""#,
+            id.as_str(),
+        )
+        .fetch_one(self.run(&mut reader))
+        .await?)
+    }
+
     /// Switches one of a consumer's subscriptions; repeating it changes nothing.
     pub async fn set_enabled(
         &self,

@@ -23,8 +23,12 @@ pub(super) struct Account {
 impl Account {
     /// The first account of `passwd` (the text of `/etc/passwd`) that may be lent.
     pub(super) fn to_lend(passwd: &str) -> Option<Self> {
-        LENT.iter()
-            .find_map(|wanted| passwd.lines().filter_map(Self::parse).find(|account| account.name == *wanted))
+        LENT.iter().find_map(|wanted| {
+            passwd
+                .lines()
+                .filter_map(Self::parse)
+                .find(|account| account.name == *wanted)
+        })
     }
 
     fn parse(line: &str) -> Option<Self> {
@@ -68,7 +72,10 @@ mod tests {
     fn postgres_is_lent_before_nobody_and_a_damaged_line_is_passed_over() {
         let passwd = "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\npostgres:x\npostgres:x:101:104::/:/bin/sh\n";
         let postgres = Account::to_lend(passwd).expect("an account");
-        assert_eq!((postgres.name.as_str(), postgres.uid, postgres.gid), ("postgres", 101, 104));
+        assert_eq!(
+            (postgres.name.as_str(), postgres.uid, postgres.gid),
+            ("postgres", 101, 104)
+        );
         let nobody = Account::to_lend("nobody:x:65534:65533::/:/bin/false").expect("an account");
         assert_eq!((nobody.uid, nobody.gid), (65534, 65533));
         assert_eq!(Account::to_lend("root:x:0:0::/root:/bin/sh"), None);

@@ -25,7 +25,11 @@ pub(super) struct Answer {
 ///
 /// The machine's TLS set-up is of no use.
 pub(super) fn http() -> Result<reqwest::Client, reqwest::Error> {
-    reqwest::Client::builder().no_proxy().redirect(Policy::none()).timeout(ANSWER_MAX).build()
+    reqwest::Client::builder()
+        .no_proxy()
+        .redirect(Policy::none())
+        .timeout(ANSWER_MAX)
+        .build()
 }
 
 /// One request and its answer.
@@ -40,7 +44,9 @@ pub(super) async fn send(
     token: &str,
     body: Option<&Value>,
 ) -> Result<Answer, reqwest::Error> {
-    let mut request = http.request(method, url).header(AUTHORIZATION, format!("Bearer {token}"));
+    let mut request = http
+        .request(method, url)
+        .header(AUTHORIZATION, format!("Bearer {token}"));
     if let Some(body) = body {
         request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
     }

@@ -195,7 +195,10 @@ impl Cluster {
         if asked.is_err() {
             self.server.start_kill().ok();
         }
-        self.server.wait().await.map_err(file("cannot await the end of", &self.place.home))?;
+        self.server
+            .wait()
+            .await
+            .map_err(file("cannot await the end of", &self.place.home))?;
         asked
     }
 }
@@ -239,7 +242,12 @@ impl Place {
 
     async fn run_to_end(&self, program: &'static str, args: &[&str]) -> Result<(), ClusterError> {
         let path = self.programs.bin.join(program);
-        let answer = self.command(program).args(args).output().await.map_err(file("cannot run", &path))?;
+        let answer = self
+            .command(program)
+            .args(args)
+            .output()
+            .await
+            .map_err(file("cannot run", &path))?;
         if answer.status.success() {
             return Ok(());
         }
@@ -295,7 +303,8 @@ impl Place {
             .open(&path)
             .map_err(file("cannot write", &path))?;
         let password = hex::encode(rand::random::<[u8; 24]>());
-        out.write_all(password.as_bytes()).map_err(file("cannot write", &path))?;
+        out.write_all(password.as_bytes())
+            .map_err(file("cannot write", &path))?;
         if let Some(account) = &self.account {
             fchown(&out, Some(account.uid), Some(account.gid)).map_err(file("cannot hand over", &path))?;
         }
@@ -324,14 +333,26 @@ impl Place {
 
     async fn stop_server(&self) -> Result<(), ClusterError> {
         let cluster = self.cluster();
-        let args = ["stop", "-w", "-s", "-m", "fast", "-t", "30", "-D", &cluster.to_string_lossy()];
+        let args = [
+            "stop",
+            "-w",
+            "-s",
+            "-m",
+            "fast",
+            "-t",
+            "30",
+            "-D",
+            &cluster.to_string_lossy(),
+        ];
         self.run_to_end("pg_ctl", &args).await
     }
 
     /// Starts the server, on the port of the run before where that is free.
     async fn run(&self, password: &str) -> Result<(Child, u16), ClusterError> {
         let remembered = self.data.join("postgres.port");
-        let mut wanted = fs::read_to_string(&remembered).ok().and_then(|text| text.trim().parse().ok());
+        let mut wanted = fs::read_to_string(&remembered)
+            .ok()
+            .and_then(|text| text.trim().parse().ok());
         let mut tries = 0;
         loop {
             tries += 1;
@@ -473,7 +494,10 @@ async fn command_line(pid: u32) -> String {
     }
     let pid = pid.to_string();
     let answer = Command::new("ps").args(["-o", "command=", "-p", &pid]).output().await;
-    answer.map_or_else(|_| String::new(), |answer| String::from_utf8_lossy(&answer.stdout).into_owned())
+    answer.map_or_else(
+        |_| String::new(),
+        |answer| String::from_utf8_lossy(&answer.stdout).into_owned(),
+    )
 }
 
 /// A new or emptied file that nobody else can read.

@@ -25,9 +25,9 @@ use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 use url::form_urlencoded;
 
+use crate::clock;
 use crate::domain::ids::is_slug;
 
-use super::clock::unix_s;
 use super::cluster::private_file;
 use super::server::serve;
 
@@ -145,7 +145,7 @@ impl Issuer {
 impl Signer {
     /// A signed token. Like the real issuer's it has no `kid` header, so a verifier must try every key.
     fn token(&self, grant: &Grant) -> String {
-        let now_s = unix_s();
+        let now_s = clock::now().0 / 1000;
         let claims = json!({
             "iss": self.issuer,
             "sub": format!("svc:{}", grant.client),
@@ -161,7 +161,12 @@ impl Signer {
         let signed = format!("{header}.{}", URL_SAFE_NO_PAD.encode(claims.to_string()));
         let mut signature = vec![0; self.key.public_modulus_len()];
         self.key
-            .sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), signed.as_bytes(), &mut signature)
+            .sign(
+                &RSA_PKCS1_SHA256,
+                &SystemRandom::new(),
+                signed.as_bytes(),
+                &mut signature,
+            )
             .expect("a buffer as long as the modulus holds the signature");
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
     }
@@ -175,7 +180,10 @@ impl Signer {
             .chunks(64)
             .map(|line| std::str::from_utf8(line).expect("base64 is ASCII"))
             .collect();
-        let pem = format!("-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n", lines.join("\n"));
+        let pem = format!(
+            "-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n",
+            lines.join("\n")
+        );
         Ok(json!({
             "public_key": pem,
             "algorithm": "RS256",
@@ -246,7 +254,10 @@ async fn token(State(signer): State<Arc<Signer>>, headers: HeaderMap, body: Byte
 }
 
 fn answer(status: StatusCode, body: &Value) -> Response {
-    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+    let headers = [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
     (status, headers, body.to_string()).into_response()
 }
 
@@ -260,7 +271,10 @@ fn grant(headers: &HeaderMap, body: &[u8]) -> Result<Grant, Refusal> {
     };
     let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     if !content_type.is_some_and(|value| value.starts_with("application/x-www-form-urlencoded")) {
-        return Err(refuse("invalid_request", "the body must be application/x-www-form-urlencoded"));
+        return Err(refuse(
+            "invalid_request",
+            "the body must be application/x-www-form-urlencoded",
+        ));
     }
     let form: Vec<(String, String)> = form_urlencoded::parse(body).into_owned().collect();
     let member = |name: &str| {
@@ -268,7 +282,10 @@ fn grant(headers: &HeaderMap, body: &[u8]) -> Result<Grant, Refusal> {
         found.map(|(_, value)| value.as_str())
     };
     if member("grant_type") != Some("client_credentials") {
-        return Err(refuse("unsupported_grant_type", "grant_type must be client_credentials"));
+        return Err(refuse(
+            "unsupported_grant_type",
+            "grant_type must be client_credentials",
+        ));
     }
     let client = member("client_id").unwrap_or_default();
     if !is_slug(client) {
@@ -281,15 +298,24 @@ fn grant(headers: &HeaderMap, body: &[u8]) -> Result<Grant, Refusal> {
         });
     }
     let audience = member("audience").unwrap_or(AUDIENCE);
-    if !audience.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'-')) {
-        return Err(refuse("invalid_target", "audience must consist of a-z, 0-9, dots and hyphens"));
+    if !audience
+        .bytes()
+        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'-'))
+    {
+        return Err(refuse(
+            "invalid_target",
+            "audience must consist of a-z, 0-9, dots and hyphens",
+        ));
     }
     let capabilities: Vec<String> = match member("scope") {
         Some(scope) => scope.split_ascii_whitespace().map(str::to_owned).collect(),
         None => CAPABILITIES.map(str::to_owned).to_vec(),
     };
     if capabilities.is_empty() || !capabilities.iter().all(|capability| is_capability(capability)) {
-        return Err(refuse("invalid_scope", "scope must be capability ids separated by spaces"));
+        return Err(refuse(
+            "invalid_scope",
+            "scope must be capability ids separated by spaces",
+        ));
     }
     let lifetime_s = match member("lifetime_s").map(str::parse::<i64>) {
         None => LIFETIME_S,
@@ -310,7 +336,9 @@ fn is_capability(text: &str) -> bool {
     let first = segments.next().unwrap_or_default();
     let is_word = |segment: &str, also: &[u8]| {
         !segment.is_empty()
-            && segment.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || also.contains(&b))
+            && segment
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || also.contains(&b))
     };
     text.contains('.')
         && first.starts_with(|c: char| c.is_ascii_lowercase())

@@ -1,9 +1,8 @@
 //! Lines to paste: every one works as it stands against what runs here.
 
+use crate::clock;
 use crate::domain::ids::EventId;
-use crate::domain::time::Millis;
 
-use super::clock::unix_s;
 use super::issuer::Issuer;
 use super::receiver::{Arrival, Receiver};
 use super::terminal::Terminal;
@@ -27,13 +26,15 @@ fn lines(token: &str, issuer: &str, base: &str, hook: &str) -> [(&'static str, S
     let event = format!(
         r#"{{"event_id":"{}","event_type":"media.vod.ready","version":1,"source":"{CLIENT}","actor":{{"type":"service","id":"{CLIENT}"}},"timestamp":"{}","subject":{{"type":"vod","id":"vod-1"}},"payload":{{"title":"Hello"}}}}"#,
         EventId::generate(),
-        Millis(unix_s() * 1000)
+        clock::now()
     );
     [
         ("A token of svc:media, valid for 12 hours", format!("TOKEN={token}")),
         (
             "Or ask for one, as any service does (lifetime_s is a convenience of this issuer)",
-            format!("curl -s {issuer}/oauth/token -d grant_type=client_credentials -d client_id={CLIENT} -d lifetime_s=43200"),
+            format!(
+                "curl -s {issuer}/oauth/token -d grant_type=client_credentials -d client_id={CLIENT} -d lifetime_s=43200"
+            ),
         ),
         (
             "Subscribe the receiver",
@@ -45,15 +46,24 @@ fn lines(token: &str, issuer: &str, base: &str, hook: &str) -> [(&'static str, S
             "Publish an event (twice: the second answers duplicate)",
             format!("curl -s {base}/api/v1/events {auth} {json} -d '{event}'"),
         ),
-        ("Pull from the beginning", format!("curl -s '{base}/api/v1/events?topic=media.*&limit=10' {auth}")),
+        (
+            "Pull from the beginning",
+            format!("curl -s '{base}/api/v1/events?topic=media.*&limit=10' {auth}"),
+        ),
         (
             "Remember how far you are: the next_cursor of a pull",
             format!(
                 "curl -s -X PUT {base}/api/v1/checkpoints {auth} {json} -d \"{{\\\"topic\\\":\\\"media.*\\\",\\\"cursor\\\":\\\"$(curl -s '{base}/api/v1/events?topic=media.*' {auth} | sed 's/.*\"next_cursor\":\"\\([^\"]*\\)\".*/\\1/')\\\"}}\""
             ),
         ),
-        ("And read it back", format!("curl -s '{base}/api/v1/checkpoints?topic=media.*' {auth}")),
-        ("What became of the deliveries", format!("curl -s '{base}/api/v1/deliveries?limit=10' {auth}")),
+        (
+            "And read it back",
+            format!("curl -s '{base}/api/v1/checkpoints?topic=media.*' {auth}"),
+        ),
+        (
+            "What became of the deliveries",
+            format!("curl -s '{base}/api/v1/deliveries?limit=10' {auth}"),
+        ),
     ]
 }
 
@@ -76,6 +86,9 @@ fn show(terminal: Terminal, arrival: &Arrival) {
         arrival.event_id(),
         arrival.attempt()
     ));
-    terminal.seen(format_args!("x-openvibe-signature-v2: {}", arrival.header("x-openvibe-signature-v2")));
+    terminal.seen(format_args!(
+        "x-openvibe-signature-v2: {}",
+        arrival.header("x-openvibe-signature-v2")
+    ));
     terminal.seen(String::from_utf8_lossy(&arrival.body));
 }

@@ -5,7 +5,6 @@
 
 mod account;
 mod api;
-mod clock;
 mod cluster;
 mod demo;
 mod issuer;
@@ -19,7 +18,7 @@ mod terminal;
 
 use std::fmt::Display;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use tokio::net::TcpListener;
@@ -96,18 +95,18 @@ impl<E: Into<DevError>> From<E> for End {
 }
 
 /// Runs the command until it is done, is asked to stop, or fails. Exit code 0 unless it failed.
-pub async fn run(args: DevArgs) -> ExitCode {
+pub(super) fn main(args: &DevArgs) -> ExitCode {
     let terminal = Terminal::new(process_variable("NO_COLOR").as_deref());
-    let outcome = match refuse_production(&process_variable) {
-        Ok(()) => with_cluster(&args, terminal).await,
-        Err(error) => Err(error),
+    if let Err(error) = refuse_production(&process_variable) {
+        return super::failed(&error);
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return super::failed(&error),
     };
-    match outcome {
+    match runtime.block_on(with_cluster(args, terminal)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            terminal.bad(&error);
-            ExitCode::FAILURE
-        }
+        Err(error) => super::failed(&error),
     }
 }
 
@@ -172,9 +171,7 @@ async fn beside(
 
     let starting = Service::start(&settings, &http);
     let mut service = tokio::select! {
-        started = terminal.waiting("for the service to start", std::time::Duration::MAX, starting) => {
-            started.expect("a wait without a limit ends with its work")?
-        }
+        started = terminal.progress("for the service to start", starting) => started?,
         () = &mut stop => return Err(End::Asked),
     };
     told(terminal, "service", service.base(), service_port.instead_of);
@@ -190,7 +187,7 @@ async fn beside(
             settings: &settings,
         };
         service = tokio::select! {
-            played = demo::play(stage, service) => played?,
+            played = demo::play(stage, service) => played.inspect_err(|error| terminal.bad(error))?,
             () = &mut stop => return Err(End::Asked),
         };
     }
@@ -205,7 +202,10 @@ async fn beside(
         }
     };
     terminal.line("stopping the service");
-    service.stop().await.map_err(|error| DevError::System("the service cannot be stopped", error))?;
+    service
+        .stop()
+        .await
+        .map_err(|error| DevError::System("the service cannot be stopped", error))?;
     outcome
 }
 
@@ -238,7 +238,8 @@ mod tests {
 
     #[test]
     fn production_is_refused_by_either_variable() {
-        let with = |set: &'static str, to: &'static str| refuse_production(&move |name| (name == set).then(|| to.to_owned()));
+        let with =
+            |set: &'static str, to: &'static str| refuse_production(&move |name| (name == set).then(|| to.to_owned()));
         for name in ["EVENTS_ENV", "NODE_ENV"] {
             assert!(matches!(with(name, "production"), Err(DevError::Production(said)) if said == name));
             assert!(with(name, " Production ").is_err());

@@ -56,6 +56,9 @@ mod tests {
         let [service, issuer, receiver] = three(taken.number).expect("ports near");
         assert_eq!(service.instead_of, Some(taken.number));
         assert!(service.number > taken.number);
-        assert!(issuer.number > service.number && receiver.number > issuer.number, "all differ");
+        assert!(
+            issuer.number > service.number && receiver.number > issuer.number,
+            "all differ"
+        );
     }
 }

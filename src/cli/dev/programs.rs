@@ -73,14 +73,22 @@ pub(super) fn find(
         let named = PathBuf::from(named);
         vec![inspect(&named).ok_or(ProgramsError::Named(named))?]
     } else {
-        let on_path = path.unwrap_or_default().split(':').filter(|entry| !entry.is_empty()).map(PathBuf::from);
+        let on_path = path
+            .unwrap_or_default()
+            .split(':')
+            .filter(|entry| !entry.is_empty())
+            .map(PathBuf::from);
         on_path.chain(packaged()).filter_map(|bin| inspect(&bin)).collect()
     };
     choose(found, cluster)
 }
 
 fn choose(found: Vec<Programs>, cluster: Option<(&Path, u32)>) -> Result<Programs, ProgramsError> {
-    let newest = found.iter().map(|programs| programs.major).max().ok_or(ProgramsError::Missing)?;
+    let newest = found
+        .iter()
+        .map(|programs| programs.major)
+        .max()
+        .ok_or(ProgramsError::Missing)?;
     let wanted = cluster.map_or(newest, |(_, made_by)| made_by);
     // The first of a version wins, so PATH goes before the places of packages.
     match (found.into_iter().find(|programs| programs.major == wanted), cluster) {
@@ -160,7 +168,12 @@ mod tests {
         let root = std::env::temp_dir().join(format!("ov-dev-programs-{}", ulid::Ulid::generate()));
         let (old, new) = (fake(&root, "16", "16.4"), fake(&root, "97", "97.0"));
         fake(&root, "9", "9.6.1");
-        let path = format!("{}:/nowhere:{}:{}", root.join("9").display(), old.display(), new.display());
+        let path = format!(
+            "{}:/nowhere:{}:{}",
+            root.join("9").display(),
+            old.display(),
+            new.display()
+        );
         let newest = find(None, Some(&path), None).expect("found");
         assert_eq!((newest.bin, newest.major), (new, 97));
 
@@ -180,7 +193,12 @@ mod tests {
     #[test]
     fn a_machine_without_a_server_is_told_what_helps() {
         let message = choose(Vec::new(), None).expect_err("none").to_string();
-        for remedy in ["scripts/dev.sh", "apt-get install postgresql", "brew install", "OV_PG_BIN"] {
+        for remedy in [
+            "scripts/dev.sh",
+            "apt-get install postgresql",
+            "brew install",
+            "OV_PG_BIN",
+        ] {
             assert!(message.contains(remedy), "{message}");
         }
     }

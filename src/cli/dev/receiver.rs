@@ -49,7 +49,10 @@ pub(super) struct Arrival {
 impl Arrival {
     /// The value of a header; empty when there is none or it is not text.
     pub(super) fn header(&self, name: &str) -> &str {
-        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+        self.headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
     }
 
     /// The id in its header `X-OpenVibe-Event-Id`.
@@ -150,13 +153,23 @@ impl Receiver {
     /// What arrived at `path`, oldest first.
     pub(super) fn at(&self, path: &str) -> Vec<Arrival> {
         let memory = self.shared.state.lock();
-        memory.arrivals.iter().filter(|arrival| arrival.path == path).cloned().collect()
+        memory
+            .arrivals
+            .iter()
+            .filter(|arrival| arrival.path == path)
+            .cloned()
+            .collect()
     }
 
     /// What arrived after the request `number`, oldest first.
     pub(super) fn since(&self, number: u64) -> Vec<Arrival> {
         let memory = self.shared.state.lock();
-        memory.arrivals.iter().filter(|arrival| arrival.number > number).cloned().collect()
+        memory
+            .arrivals
+            .iter()
+            .filter(|arrival| arrival.number > number)
+            .cloned()
+            .collect()
     }
 
     /// Waits until `found` finds something in what arrived at `path`.
@@ -226,7 +239,14 @@ async fn receive(
     let status = match act {
         Act::Answer(status) => status,
         Act::Hold => {
-            let is_over = || shared.state.lock().scripts.get(&path).is_none_or(|script| script.version != version);
+            let is_over = || {
+                shared
+                    .state
+                    .lock()
+                    .scripts
+                    .get(&path)
+                    .is_none_or(|script| script.version != version)
+            };
             while !is_over() {
                 changed(&mut scripted).await;
             }
@@ -256,16 +276,25 @@ mod tests {
         };
         assert_eq!(post("/a", "{\"n\":1}").await, 503);
         let held = tokio::spawn(post("/a", "{}"));
-        receiver.wait("/a", |arrivals| (arrivals.len() == 2).then_some(())).await;
+        receiver
+            .wait("/a", |arrivals| (arrivals.len() == 2).then_some(()))
+            .await;
         assert!(!held.is_finished(), "it is held");
         assert_eq!(post("/a", "{}").await, 500);
         assert_eq!(post("/b", "{}").await, 204, "no script");
         receiver.script("/a", &[], Act::Answer(200));
-        assert_eq!(held.await.expect("no panic"), 204, "a change of the script ends the wait");
+        assert_eq!(
+            held.await.expect("no panic"),
+            204,
+            "a change of the script ends the wait"
+        );
         assert_eq!(post("/a", "{}").await, 200);
 
         let first = &receiver.at("/a")[0];
-        assert_eq!((first.event_id(), first.attempt(), first.json()["n"].as_i64()), ("evt_1", 2, Some(1)));
+        assert_eq!(
+            (first.event_id(), first.attempt(), first.json()["n"].as_i64()),
+            ("evt_1", 2, Some(1))
+        );
         assert_eq!((first.taken(), receiver.at("/b")[0].taken()), (false, true));
         assert_eq!(receiver.next(3).await[0].path, "/b");
         let get = client.get(receiver.url("/a")).send().await.expect("an answer");

@@ -128,7 +128,11 @@ impl Service {
     pub(super) async fn start(settings: &Settings, http: &reqwest::Client) -> Result<Self, ServiceError> {
         let mut command = Command::new(std::env::current_exe()?);
         // A group of its own: a Ctrl-C in the terminal is for us, and we stop the service before its database.
-        command.arg("serve").stdin(Stdio::null()).process_group(0).kill_on_drop(true);
+        command
+            .arg("serve")
+            .stdin(Stdio::null())
+            .process_group(0)
+            .kill_on_drop(true);
         for name in process_variable_names().iter().filter(|name| settings.hides(name)) {
             command.env_remove(name);
         }
@@ -158,7 +162,7 @@ impl Service {
     }
 
     /// Ends it at once, as `kill -9` does.
-    pub(super) async fn kill(mut self) -> io::Result<ExitStatus> {
+    pub(super) async fn kill(&mut self) -> io::Result<ExitStatus> {
         self.child.start_kill()?;
         self.child.wait().await
     }
@@ -166,7 +170,10 @@ impl Service {
     /// Asks it to stop, and kills it when it does not.
     pub(super) async fn stop(mut self) -> io::Result<ExitStatus> {
         let pid = self.pid().to_string();
-        let asked = Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh", &pid]).status().await;
+        let asked = Command::new("sh")
+            .args(["-c", "kill -TERM \"$1\"", "sh", &pid])
+            .status()
+            .await;
         if asked.is_ok_and(|status| status.success())
             && let Ok(ended) = tokio::time::timeout(STOP_MAX, self.child.wait()).await
         {
@@ -219,7 +226,13 @@ mod tests {
     use super::*;
 
     fn settings(inherit: Inherit) -> Settings {
-        let made = Settings::new(4310, "postgresql://u:p@127.0.0.1:1/d", "http://127.0.0.1:4311", inherit, None);
+        let made = Settings::new(
+            4310,
+            "postgresql://u:p@127.0.0.1:1/d",
+            "http://127.0.0.1:4311",
+            inherit,
+            None,
+        );
         made.expect("settings")
     }
 
@@ -228,7 +241,10 @@ mod tests {
         let outer = |name: &str| Some(format!("outer {name}"));
         let most = settings(Inherit::Most);
         assert_eq!(most.get("PORT", &outer).as_deref(), Some("4310"));
-        assert_eq!(most.get("EVENTS_MAX_ATTEMPTS", &outer).as_deref(), Some("outer EVENTS_MAX_ATTEMPTS"));
+        assert_eq!(
+            most.get("EVENTS_MAX_ATTEMPTS", &outer).as_deref(),
+            Some("outer EVENTS_MAX_ATTEMPTS")
+        );
         for hidden in ["DATABASE_DIRECT_URL", "OV_NETWORK_PUBLIC_KEY"] {
             assert_eq!(most.get(hidden, &outer), None, "{hidden}");
         }

@@ -50,7 +50,10 @@ impl Terminal {
 
     /// The heading of a step.
     pub(super) fn step(self, number: usize, title: &str) {
-        self.line(format_args!("\n{}", self.ink(Ink::Bold, format_args!("{number}. {title}"))));
+        self.line(format_args!(
+            "\n{}",
+            self.ink(Ink::Bold, format_args!("{number}. {title}"))
+        ));
     }
 
     /// A heading without a number.
@@ -81,6 +84,11 @@ impl Terminal {
 
     /// Awaits `work`, showing for how long, and answers what it answers; `None` after `longest`.
     pub(super) async fn waiting<T>(self, what: &str, longest: Duration, work: impl Future<Output = T>) -> Option<T> {
+        self.progress(what, tokio::time::timeout(longest, work)).await.ok()
+    }
+
+    /// Awaits `work`, showing for how long, and answers what it answers.
+    pub(super) async fn progress<T>(self, what: &str, work: impl Future<Output = T>) -> T {
         let (mut work, started) = (pin!(work), Instant::now());
         let every = if self.live { PICTURE_EVERY } else { LINE_EVERY };
         let mut pictures = tokio::time::interval_at(started + every, every);
@@ -88,8 +96,7 @@ impl Terminal {
         let outcome = loop {
             tokio::select! {
                 biased;
-                done = &mut work => break Some(done),
-                () = tokio::time::sleep_until(started + longest) => break None,
+                done = &mut work => break done,
                 _ = pictures.tick() => {
                     self.picture(drawn, what, started.elapsed());
                     drawn += 1;
@@ -137,17 +144,26 @@ mod tests {
     #[test]
     fn colour_is_only_for_those_who_see_it() {
         let text = |colour| Terminal { colour, live: true }.ink(Ink::Good, "fine");
-        assert_eq!((text(false).as_str(), text(true).as_str()), ("fine", "\x1b[32mfine\x1b[0m"));
+        assert_eq!(
+            (text(false).as_str(), text(true).as_str()),
+            ("fine", "\x1b[32mfine\x1b[0m")
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_wait_ends_with_its_work_or_at_its_limit() {
-        let terminal = Terminal { colour: false, live: false };
+        let terminal = Terminal {
+            colour: false,
+            live: false,
+        };
         let work = async {
             tokio::time::sleep(Duration::from_secs(2)).await;
             7
         };
-        assert_eq!(terminal.waiting("the work", Duration::from_secs(3), work).await, Some(7));
+        assert_eq!(
+            terminal.waiting("the work", Duration::from_secs(3), work).await,
+            Some(7)
+        );
         let never = std::future::pending::<()>();
         assert_eq!(terminal.waiting("nothing", Duration::from_secs(3), never).await, None);
     }

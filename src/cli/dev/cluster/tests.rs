@@ -43,16 +43,26 @@ async fn a_cluster_is_made_once_keeps_its_port_and_is_stopped() {
     let first = scratch.start().await.expect("it starts");
     let (url, port) = (first.url(), first.port());
     assert!(Postgres::database_exists(&url).await.expect("it answers"));
-    assert!(matches!(scratch.start().await, Err(ClusterError::InUse(_))), "one process at a time");
+    assert!(
+        matches!(scratch.start().await, Err(ClusterError::InUse(_))),
+        "one process at a time"
+    );
     let secret = fs::metadata(scratch.0.join("postgres/password")).expect("a password");
     assert_eq!(secret.mode() & 0o077, 0, "nobody else may read the password");
     let stranger = url.replace(&first.password, "wrong");
-    assert!(Postgres::database_exists(&stranger).await.is_err(), "a password is asked for");
+    assert!(
+        Postgres::database_exists(&stranger).await.is_err(),
+        "a password is asked for"
+    );
     first.stop().await.expect("it stops");
     assert_eq!(postmaster_pid(&scratch), None, "it has ended");
 
     let second = scratch.start().await.expect("it starts again");
-    assert_eq!((second.url(), second.port()), (url, port), "the same database on the same port");
+    assert_eq!(
+        (second.url(), second.port()),
+        (url, port),
+        "the same database on the same port"
+    );
     second.stop().await.expect("it stops");
 }
 
@@ -73,7 +83,11 @@ async fn a_server_left_behind_is_stopped_and_a_dead_ones_mark_is_removed() {
     drop(_lock);
     let mark = scratch.cluster().join("postmaster.pid");
     let text = fs::read_to_string(&mark).expect("the mark of a crash");
-    let other = text.replacen(&text.lines().next().expect("a line").to_owned(), &std::process::id().to_string(), 1);
+    let other = text.replacen(
+        &text.lines().next().expect("a line").to_owned(),
+        &std::process::id().to_string(),
+        1,
+    );
     fs::write(&mark, other).expect("rewritten");
     let recovered = scratch.start().await.expect("it recovers");
     recovered.stop().await.expect("it stops");
@@ -82,7 +96,11 @@ async fn a_server_left_behind_is_stopped_and_a_dead_ones_mark_is_removed() {
 #[tokio::test]
 async fn a_half_made_cluster_is_made_again() {
     let scratch = Scratch::new();
-    let place = owned(scratch.0.join("postgres"), lent(&scratch.0).expect("an account").as_ref()).expect("made");
+    let place = owned(
+        scratch.0.join("postgres"),
+        lent(&scratch.0).expect("an account").as_ref(),
+    )
+    .expect("made");
     fs::create_dir(place.join("cluster.part")).expect("a directory");
     fs::write(place.join("cluster.part/PG_VERSION"), "15\n").expect("half a cluster");
     fs::write(place.join("password"), "half").expect("an old password");

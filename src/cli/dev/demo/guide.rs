@@ -6,16 +6,16 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::Value;
 
+use crate::clock;
 use crate::domain::signature::verify_v2;
 
-use super::super::clock::unix_s;
 use super::super::receiver::Arrival;
 use super::super::service::Service;
 use super::events::Draft;
 use super::{Stage, TourError, api};
 
 /// The longest wait of the tour: a killed process's work moves on within 5 s, and each retry within 2 s.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Wait between two looks at the list of deliveries; callers are limited to 120 a minute.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -123,7 +123,9 @@ impl<'a> Guide<'a> {
         part: impl FnOnce(&Value) -> String,
     ) -> Result<Value, TourError> {
         let answer = self.quiet(client, (method.clone(), path), body, wanted).await?;
-        self.stage.terminal.call(method.as_str(), &short(path), wanted, part(&answer));
+        self.stage
+            .terminal
+            .call(method.as_str(), &short(path), wanted, part(&answer));
         Ok(answer)
     }
 
@@ -143,25 +145,35 @@ impl<'a> Guide<'a> {
         let request = (Method::POST, "/api/v1/events");
         if let [one] = drafts {
             let body = self
-                .call(one.source, request, Some(&one.envelope), wanted, |body| brief(body, &["event_id", "duplicate", "cursor"]))
+                .call(one.source, request, Some(&one.envelope), wanted, |body| {
+                    brief(body, &["event_id", "duplicate", "cursor"])
+                })
                 .await?;
             return Ok(vec![body]);
         }
         let source = drafts.first().map_or("", |draft| draft.source);
         let envelopes: Vec<&Value> = drafts.iter().map(|draft| &draft.envelope).collect();
         let body = self
-            .call(source, request, Some(&serde_json::json!({ "events": envelopes })), wanted, |body| {
-                let results = body["results"].as_array().map_or(&[][..], Vec::as_slice);
-                let repeated = results.iter().filter(|result| result["duplicate"] == true).count();
-                format!("{} results, {repeated} duplicate", results.len())
-            })
+            .call(
+                source,
+                request,
+                Some(&serde_json::json!({ "events": envelopes })),
+                wanted,
+                |body| {
+                    let results = body["results"].as_array().map_or(&[][..], Vec::as_slice);
+                    let repeated = results.iter().filter(|result| result["duplicate"] == true).count();
+                    format!("{} results, {repeated} duplicate", results.len())
+                },
+            )
             .await?;
         Ok(body["results"].as_array().cloned().unwrap_or_default())
     }
 
     /// A subscription made earlier.
     pub(super) fn hook(&self, name: &str) -> &Hook {
-        self.hooks.get(name).expect("a step uses only hooks made in an earlier step")
+        self.hooks
+            .get(name)
+            .expect("a step uses only hooks made in an earlier step")
     }
 
     /// Awaits what `found` finds among the deliveries to `hook`.
@@ -207,11 +219,18 @@ impl<'a> Guide<'a> {
     pub(super) fn genuine(&self, hook: &str, arrival: &Arrival, body: &[u8]) -> bool {
         let stamp = Some(arrival.header("x-openvibe-timestamp"));
         let signature = arrival.header("x-openvibe-signature-v2");
-        verify_v2(signature, stamp, body, &self.hook(hook).secret, unix_s(), SIGNATURE_AGE_S)
+        verify_v2(
+            signature,
+            stamp,
+            body,
+            &self.hook(hook).secret,
+            clock::now().0 / 1000,
+            SIGNATURE_AGE_S,
+        )
     }
 }
 
-pub(super) fn late(what: &str) -> TourError {
+fn late(what: &str) -> TourError {
     TourError::Late {
         what: what.to_owned(),
         longest: PATIENCE,
@@ -248,7 +267,10 @@ mod tests {
     #[test]
     fn a_line_shows_the_members_asked_for_and_no_more() {
         let body = json!({ "status": "failed", "attempt": 2, "last_error": null, "secret": "whsec_1" });
-        assert_eq!(brief(&body, &["attempt", "status", "last_error"]), "attempt=2  status=failed");
+        assert_eq!(
+            brief(&body, &["attempt", "status", "last_error"]),
+            "attempt=2  status=failed"
+        );
         assert_eq!(short("short"), "short");
         assert_eq!(short(&"é".repeat(SHOWN_MAX + 1)), format!("{}…", "é".repeat(SHOWN_MAX)));
     }

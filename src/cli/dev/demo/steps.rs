@@ -14,7 +14,7 @@ use super::super::receiver::{Act, Arrival};
 use super::super::service::Service;
 use super::TourError;
 use super::events::{Draft, invoice_paid, post_created, stream_started, vod_failed, vod_ready};
-use super::guide::{Guide, Hook, PATIENCE, brief, late, short};
+use super::guide::{Guide, Hook, brief, short};
 
 /// Waits between the attempts of the failing receiver, in milliseconds.
 const BACKOFF_MS: [u64; 2] = [500, 1500];
@@ -35,48 +35,85 @@ pub(super) async fn tokens(guide: &mut Guide<'_>) -> Result<(), TourError> {
     let url = format!("{}/oauth/token", guide.stage.issuer);
     for client in ["media", "live", "billing", "community", &guide.consumer.clone()] {
         let form = format!("grant_type=client_credentials&client_id={client}&audience=openvibe.events");
-        let request = guide.stage.http.post(&url).header(CONTENT_TYPE, "application/x-www-form-urlencoded");
+        let request = guide
+            .stage
+            .http
+            .post(&url)
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded");
         let answer = request.body(form).send().await?;
         let status = answer.status().as_u16();
         let body: Value = serde_json::from_slice(&answer.bytes().await?).unwrap_or_default();
         let token = body["access_token"].as_str().unwrap_or_default();
-        let claims = token.split('.').nth(1).and_then(|part| URL_SAFE_NO_PAD.decode(part).ok());
-        let claims: Value = claims.and_then(|claims| serde_json::from_slice(&claims).ok()).unwrap_or_default();
+        let claims = token
+            .split('.')
+            .nth(1)
+            .and_then(|part| URL_SAFE_NO_PAD.decode(part).ok());
+        let claims: Value = claims
+            .and_then(|claims| serde_json::from_slice(&claims).ok())
+            .unwrap_or_default();
         terminal.call("POST", "/oauth/token", status, brief(&claims, &["sub", "aud"]));
         if status != 200 || claims["sub"] != format!("svc:{client}") {
             return Err(TourError::Unmet(format!("a token for svc:{client}, got {body}")));
         }
         guide.tokens.insert(client.to_owned(), token.to_owned());
     }
-    guide.expect(true, "the issuer signs for any client; the service checks signature, issuer, audience and capability")?;
-    guide.quiet("nobody", (Method::GET, "/api/v1/events"), None, 401).await?;
+    guide.expect(
+        true,
+        "the issuer signs for any client; the service checks signature, issuer, audience and capability",
+    )?;
+    guide
+        .quiet("nobody", (Method::GET, "/api/v1/events"), None, 401)
+        .await?;
     guide.expect(true, "without a token: 401")?;
-    let head = guide.quiet(&guide.consumer, (Method::GET, "/api/v1/events?limit=1"), None, 200).await?;
+    let head = guide
+        .quiet(&guide.consumer, (Method::GET, "/api/v1/events?limit=1"), None, 200)
+        .await?;
     guide.start = head["latest_cursor"].as_str().unwrap_or_default().to_owned();
-    guide.expect(!guide.start.is_empty(), &format!("the log ends at cursor {}", guide.start))
+    guide.expect(
+        !guide.start.is_empty(),
+        &format!("the log ends at cursor {}", guide.start),
+    )
 }
 
 /// 2. A subscription and its secret.
 pub(super) async fn subscribe(guide: &mut Guide<'_>) -> Result<(), TourError> {
-    guide.stage.terminal.step(2, "A consumer subscribes and gets a signing secret");
+    guide
+        .stage
+        .terminal
+        .step(2, "A consumer subscribes and gets a signing secret");
     hook(guide, "vods", "media.vod.*", None).await?;
     let made = guide.hook("vods").clone();
     guide.expect(made.secret.starts_with("whsec_"), "the secret is shown once")?;
     let path = format!("/api/v1/subscriptions/{}", made.id);
     let again = guide
-        .call(&guide.consumer, (Method::GET, &path), None, 200, |body| brief(body, &["topic_pattern", "enabled"]))
+        .call(&guide.consumer, (Method::GET, &path), None, 200, |body| {
+            brief(body, &["topic_pattern", "enabled"])
+        })
         .await?;
-    guide.expect(again.get("secret").is_none() && again["id"] == made.id, "and never again")
+    guide.expect(
+        again.get("secret").is_none() && again["id"] == made.id,
+        "and never again",
+    )
 }
 
 /// 3. Publishing, alone and as a batch, and again.
 pub(super) async fn publish(guide: &mut Guide<'_>) -> Result<(), TourError> {
-    guide.stage.terminal.step(3, "A producer publishes, and repeats itself without harm");
+    guide
+        .stage
+        .terminal
+        .step(3, "A producer publishes, and repeats itself without harm");
     let single = [vod_ready("vod-101", 42)];
     let batch = [vod_ready("vod-102", 7), vod_failed("vod-103"), vod_ready("vod-104", 95)];
-    let stored = [guide.publish("vods", &single).await?, guide.publish("vods", &batch).await?].concat();
+    let stored = [
+        guide.publish("vods", &single).await?,
+        guide.publish("vods", &batch).await?,
+    ]
+    .concat();
     let is_new = |result: &Value| result["duplicate"] == false && result["cursor"].is_string();
-    guide.expect(stored.len() == 4 && stored.iter().all(is_new), "4 events are stored, each with its cursor")?;
+    guide.expect(
+        stored.len() == 4 && stored.iter().all(is_new),
+        "4 events are stored, each with its cursor",
+    )?;
     let again = [guide.send(&single, 200).await?, guide.send(&batch, 200).await?].concat();
     let is_same = |(old, new): (&Value, &Value)| new["duplicate"] == true && new["cursor"] == old["cursor"];
     guide.expect(
@@ -90,7 +127,9 @@ pub(super) async fn signed(guide: &mut Guide<'_>) -> Result<(), TourError> {
     let terminal = guide.stage.terminal;
     terminal.step(4, "Each event arrives as a signed webhook");
     let ids: Vec<String> = guide.ledger.iter().map(|event| event.id.clone()).collect();
-    let arrived = guide.arrivals("vods", "for the deliveries", |arrivals| all_taken(arrivals, &ids)).await?;
+    let arrived = guide
+        .arrivals("vods", "for the deliveries", |arrivals| all_taken(arrivals, &ids))
+        .await?;
     if let Some(first) = arrived.first() {
         tell(guide, first);
     }
@@ -107,7 +146,9 @@ pub(super) async fn signed(guide: &mut Guide<'_>) -> Result<(), TourError> {
         arrived.len() == ids.len() && arrived.iter().all(whole),
         "each of the 4 events arrived once, at the first attempt; the repeats made no delivery",
     )?;
-    let genuine = arrived.iter().all(|arrival| guide.genuine("vods", arrival, &arrival.body));
+    let genuine = arrived
+        .iter()
+        .all(|arrival| guide.genuine("vods", arrival, &arrival.body));
     guide.expect(genuine, "every signature verifies with the secret of the subscription")?;
     let forged = arrived.iter().any(|arrival| {
         let mut body = arrival.body.to_vec();
@@ -124,14 +165,24 @@ pub(super) async fn retried(guide: &mut Guide<'_>) -> Result<(), TourError> {
     let policy = json!({ "max_attempts": 5, "backoff_ms": BACKOFF_MS });
     hook(guide, "streams", "live.stream.*", Some(policy)).await?;
     let path = guide.hook("streams").path.clone();
-    guide.stage.receiver.script(&path, &[Act::Answer(503), Act::Answer(503)], Act::Answer(204));
+    guide
+        .stage
+        .receiver
+        .script(&path, &[Act::Answer(503), Act::Answer(503)], Act::Answer(204));
     let event = stream_started("stream-7");
     guide.publish("streams", std::slice::from_ref(&event)).await?;
-    let waits = |row: &Value| row["status"] == "failed" && row["last_status"] == 503 && row["next_attempt_at"].is_string();
-    guide.delivery("streams", &event.id, "for the first failure to be written down", waits).await?;
+    let waits =
+        |row: &Value| row["status"] == "failed" && row["last_status"] == 503 && row["next_attempt_at"].is_string();
+    guide
+        .delivery("streams", &event.id, "for the first failure to be written down", waits)
+        .await?;
     guide.expect(true, "the failure and the time of the next attempt are on record")?;
     let ids = [event.id.clone()];
-    guide.arrivals("streams", "for the receiver to recover", |arrivals| all_taken(arrivals, &ids)).await?;
+    guide
+        .arrivals("streams", "for the receiver to recover", |arrivals| {
+            all_taken(arrivals, &ids)
+        })
+        .await?;
     let attempts = attempts_of(&guide.stage.receiver.at(&path), &event.id);
     let mut before: Option<&Arrival> = None;
     for attempt in &attempts {
@@ -152,13 +203,18 @@ pub(super) async fn retried(guide: &mut Guide<'_>) -> Result<(), TourError> {
         .all(|(pair, wait_ms)| pair[1].at - pair[0].at >= Duration::from_millis(wait_ms));
     guide.expect(on_time, "no retry came before its time")?;
     let done = |row: &Value| row["status"] == "delivered" && row["attempt"] == 3;
-    guide.delivery("streams", &event.id, "for the success to be written down", done).await?;
+    guide
+        .delivery("streams", &event.id, "for the success to be written down", done)
+        .await?;
     guide.expect(true, "delivered")
 }
 
 /// 6. A dead letter and its replay.
 pub(super) async fn dead_and_replayed(guide: &mut Guide<'_>) -> Result<(), TourError> {
-    guide.stage.terminal.step(6, "A receiver that keeps failing: a dead letter, and its replay");
+    guide
+        .stage
+        .terminal
+        .step(6, "A receiver that keeps failing: a dead letter, and its replay");
     let policy = json!({ "max_attempts": 2, "backoff_ms": [300] });
     hook(guide, "invoices", "billing.invoice.*", Some(policy)).await?;
     let made = guide.hook("invoices").clone();
@@ -166,7 +222,9 @@ pub(super) async fn dead_and_replayed(guide: &mut Guide<'_>) -> Result<(), TourE
     let event = invoice_paid("inv-2001");
     guide.publish("invoices", std::slice::from_ref(&event)).await?;
     let is_dead = |row: &Value| row["status"] == "dead" && row["attempt"] == 2 && row["last_status"] == 500;
-    guide.delivery("invoices", &event.id, "for the last attempt to fail", is_dead).await?;
+    guide
+        .delivery("invoices", &event.id, "for the last attempt to fail", is_dead)
+        .await?;
     let path = format!("/api/v1/deliveries?status=dead&subscription_id={}", made.id);
     let letters = guide
         .call(&guide.consumer, (Method::GET, &path), None, 200, |body| {
@@ -181,19 +239,34 @@ pub(super) async fn dead_and_replayed(guide: &mut Guide<'_>) -> Result<(), TourE
     guide.stage.receiver.script(&made.path, &[], Act::Answer(204));
     let replay = json!({ "subscription_id": made.id, "event_ids": [event.id] });
     let answer = guide
-        .call(&guide.consumer, (Method::POST, "/api/v1/deliveries/replay"), Some(&replay), 200, |body| {
-            brief(body, &["queued"])
-        })
+        .call(
+            &guide.consumer,
+            (Method::POST, "/api/v1/deliveries/replay"),
+            Some(&replay),
+            200,
+            |body| brief(body, &["queued"]),
+        )
         .await?;
-    guide.expect(answer["queued"] == 1, "the receiver is well again, and an operator replays the letter")?;
+    guide.expect(
+        answer["queued"] == 1,
+        "the receiver is well again, and an operator replays the letter",
+    )?;
     guide.replayed += 1;
     let ids = [event.id.clone()];
-    guide.arrivals("invoices", "for the replay to arrive", |arrivals| all_taken(arrivals, &ids)).await?;
-    let numbers: Vec<u32> =
-        attempts_of(&guide.stage.receiver.at(&made.path), &event.id).iter().map(Arrival::attempt).collect();
+    guide
+        .arrivals("invoices", "for the replay to arrive", |arrivals| {
+            all_taken(arrivals, &ids)
+        })
+        .await?;
+    let numbers: Vec<u32> = attempts_of(&guide.stage.receiver.at(&made.path), &event.id)
+        .iter()
+        .map(Arrival::attempt)
+        .collect();
     guide.expect(numbers == [1, 2, 1], "it arrives, counted from 1 again")?;
     let done = |row: &Value| row["status"] == "delivered";
-    guide.delivery("invoices", &event.id, "for the success to be written down", done).await?;
+    guide
+        .delivery("invoices", &event.id, "for the success to be written down", done)
+        .await?;
     guide.expect(true, "no dead letter is left")
 }
 
@@ -209,21 +282,28 @@ pub(super) async fn killed(guide: &mut Guide<'_>) -> Result<(), TourError> {
     let first = guide
         .arrivals("posts", "for the first delivery", |arrivals| arrivals.first().cloned())
         .await?;
-    terminal.seen(format_args!("the receiver holds {} and does not answer", first.event_id()));
+    terminal.seen(format_args!(
+        "the receiver holds {} and does not answer",
+        first.event_id()
+    ));
     let pid = guide.service.pid();
     let late_post = post_created("post-late");
     let killed_at = kill(guide, &late_post).await?;
-    terminal.seen(format_args!("kill -9 {pid}; a publish now meets a closed door, and is kept for later"));
+    terminal.seen(format_args!(
+        "kill -9 {pid}; a publish now meets a closed door, and is kept for later"
+    ));
     receiver.script(&path, &[], Act::Answer(204));
 
     guide.service = {
         let starting = Service::start(guide.stage.settings, guide.stage.http);
-        let outcome = terminal.waiting("for the service to start again", PATIENCE, starting).await;
-        outcome.ok_or_else(|| late("the service is ready again"))??
+        terminal.progress("for the service to start again", starting).await?
     };
     terminal.seen(format_args!("process {} has taken its place", guide.service.pid()));
     let results = guide.publish("posts", std::slice::from_ref(&late_post)).await?;
-    guide.expect(results[0]["duplicate"] == false, "the publish that failed had stored nothing; it is stored now")?;
+    guide.expect(
+        results[0]["duplicate"] == false,
+        "the publish that failed had stored nothing; it is stored now",
+    )?;
     let results = guide.send(&posts, 200).await?;
     guide.expect(
         results.len() == POSTS && results.iter().all(|result| result["duplicate"] == true),
@@ -241,13 +321,24 @@ pub(super) async fn killed(guide: &mut Guide<'_>) -> Result<(), TourError> {
     let attempts = attempts_of(&receiver.at(&path), &held);
     let numbers: Vec<u32> = attempts.iter().map(Arrival::attempt).collect();
     let second = attempts.get(1).map_or(Duration::ZERO, |second| second.at - killed_at);
-    terminal.seen(format_args!("{held} came again {:.1} s after the kill", second.as_secs_f64()));
-    guide.expect(numbers == [1, 2], "the delivery that was cut short arrives again, as attempt 2")?;
-    let genuine = attempts.iter().chain(&arrived).all(|arrival| guide.genuine("posts", arrival, &arrival.body));
+    terminal.seen(format_args!(
+        "{held} came again {:.1} s after the kill",
+        second.as_secs_f64()
+    ));
+    guide.expect(
+        numbers == [1, 2],
+        "the delivery that was cut short arrives again, as attempt 2",
+    )?;
+    let genuine = attempts
+        .iter()
+        .chain(&arrived)
+        .all(|arrival| guide.genuine("posts", arrival, &arrival.body));
     guide.expect(genuine, "signed both times")?;
     guide.expect(arrived.len() == ids.len(), &format!("all {} events arrived", ids.len()))?;
     let done = |row: &Value| row["status"] == "delivered" && row["attempt"] == 2;
-    guide.delivery("posts", &held, "for the success to be written down", done).await?;
+    guide
+        .delivery("posts", &held, "for the success to be written down", done)
+        .await?;
     guide.expect(true, "and the record says so")
 }
 
@@ -272,7 +363,11 @@ pub(super) async fn pulled(guide: &mut Guide<'_>) -> Result<(), TourError> {
         if events.is_empty() {
             break;
         }
-        pulled.extend(events.iter().filter_map(|item| item["event"]["event_id"].as_str().map(str::to_owned)));
+        pulled.extend(
+            events
+                .iter()
+                .filter_map(|item| item["event"]["event_id"].as_str().map(str::to_owned)),
+        );
     }
     let published: Vec<String> = guide.ledger.iter().map(|event| event.id.clone()).collect();
     guide.expect(
@@ -281,9 +376,19 @@ pub(super) async fn pulled(guide: &mut Guide<'_>) -> Result<(), TourError> {
     )?;
     let checkpoint = json!({ "topic": "*", "cursor": after });
     let shown = |body: &Value| brief(body, &["consumer", "topic", "cursor"]);
-    guide.call(&guide.consumer, (Method::PUT, "/api/v1/checkpoints"), Some(&checkpoint), 200, shown).await?;
+    guide
+        .call(
+            &guide.consumer,
+            (Method::PUT, "/api/v1/checkpoints"),
+            Some(&checkpoint),
+            200,
+            shown,
+        )
+        .await?;
     let path = "/api/v1/checkpoints?topic=*";
-    let stored = guide.call(&guide.consumer, (Method::GET, path), None, 200, shown).await?;
+    let stored = guide
+        .call(&guide.consumer, (Method::GET, path), None, 200, shown)
+        .await?;
     guide.expect(stored["cursor"] == after, "the checkpoint reads back as it was stored")
 }
 
@@ -293,7 +398,9 @@ pub(super) async fn summary(guide: &mut Guide<'_>, started: Instant) -> Result<(
     // The tour's subscriptions must not take what is published after it.
     for made in guide.hooks.values() {
         let path = format!("/api/v1/subscriptions/{}/disable", made.id);
-        guide.quiet(&guide.consumer, (Method::POST, &path), Some(&json!({})), 200).await?;
+        guide
+            .quiet(&guide.consumer, (Method::POST, &path), Some(&json!({})), 200)
+            .await?;
     }
     terminal.step(9, "What it came to");
     let (mut delivered, mut retried) = (0_u64, 0_usize);
@@ -329,11 +436,17 @@ async fn hook(
         body["retry_policy"] = policy;
     }
     let made = guide
-        .call(&guide.consumer, (Method::POST, "/api/v1/subscriptions"), Some(&body), 201, |body| {
-            let secret = body["secret"].as_str().unwrap_or_default();
-            let start: String = secret.chars().take(12).collect();
-            format!("{}  secret={start}…", brief(body, &["id", "topic_pattern"]))
-        })
+        .call(
+            &guide.consumer,
+            (Method::POST, "/api/v1/subscriptions"),
+            Some(&body),
+            201,
+            |body| {
+                let secret = body["secret"].as_str().unwrap_or_default();
+                let start: String = secret.chars().take(12).collect();
+                format!("{}  secret={start}…", brief(body, &["id", "topic_pattern"]))
+            },
+        )
         .await?;
     let text = |member: &str| made[member].as_str().unwrap_or_default().to_owned();
     let hook = Hook {
@@ -377,7 +490,11 @@ fn answered(arrival: &Arrival) -> String {
 }
 
 fn attempts_of(arrivals: &[Arrival], event_id: &str) -> Vec<Arrival> {
-    arrivals.iter().filter(|arrival| arrival.event_id() == event_id).cloned().collect()
+    arrivals
+        .iter()
+        .filter(|arrival| arrival.event_id() == event_id)
+        .cloned()
+        .collect()
 }
 
 /// The requests that were answered as taken, once each of `ids` is among them.

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Everything a change must pass before it is proposed: format, lints, docs, dependencies, queries, tests.
+#
+#   scripts/check.sh
+#
+# The first run builds a pinned cargo-deny (several minutes) unless one is on PATH; it is kept in the user's cache.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$root"
+. scripts/lib/common.sh
+case ${1:-} in
+  '') ;;
+  -h | --help) usage; exit ;;
+  *) usage >&2; exit 2 ;;
+esac
+need_rust
+CARGO_DENY_VERSION=0.20.2
+
+cargo_deny() {
+  local home
+  if command -v cargo-deny >/dev/null 2>&1; then
+    printf 'cargo-deny\n'
+    return
+  fi
+  home="$(cache_dir)/cargo-deny-$CARGO_DENY_VERSION"
+  if [ ! -x "$home/bin/cargo-deny" ]; then
+    say "building cargo-deny $CARGO_DENY_VERSION into $home: several minutes, once"
+    env -u CARGO_TARGET_DIR cargo install --quiet --locked --root "$home" "cargo-deny@$CARGO_DENY_VERSION" >&2
+  fi
+  printf '%s/bin/cargo-deny\n' "$home"
+}
+
+# One database server for the queries and the tests.
+export OV_STATE_DIR="$root/.dev/check-$$"
+clean_up() {
+  OV_STATE_DIR="$root/.dev/check-$$" scripts/services.sh down >/dev/null
+  rm -rf "$root/.dev/check-$$"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+say "format"
+scripts/fmt.sh --check
+say "lints"
+cargo clippy --workspace --all-targets --locked -- -D warnings
+say "docs"
+RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --locked
+say "dependencies: bans, licences, sources"
+deny=$(cargo_deny)
+"$deny" --locked check bans licenses sources
+lines=$(scripts/services.sh up)
+eval "$lines"
+say "queries"
+scripts/sqlx.sh check
+say "tests"
+scripts/test.sh
+say "all passed"

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Runs every test. The databases they need are started here on free ports and stopped at the end, whatever happens.
+#
+#   scripts/test.sh                       everything
+#   scripts/test.sh publish               tests whose names contain "publish"
+#   scripts/test.sh --lib -- --nocapture  any other arguments of `cargo test`
+#
+# OV_TEST_PG_URL names a PostgreSQL of yours to use instead; `scripts/services.sh --help` tells the rest.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$root"
+. scripts/lib/common.sh
+case ${1:-} in -h | --help) usage; exit ;; esac
+
+need_rust
+# Servers of this run only: two runs at once, or one beside `services.sh up`, do not meet.
+export OV_STATE_DIR="$root/.dev/test-$$"
+clean_up() {
+  scripts/services.sh down >/dev/null
+  rm -rf "$OV_STATE_DIR"
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+lines=$(scripts/services.sh up)
+eval "$lines"
+
+say "cargo test --workspace --locked $*"
+cargo test --workspace --locked "$@"

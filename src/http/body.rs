@@ -1,0 +1,169 @@
+//! Reads the JSON body of a request: counted, timed, decompressed and checked. Called only after authentication.
+//!
+//! A body that does not arrive whole, or not in time, is a client's mistake and answered like one: 400
+//! `events.bad_json`. The connection is closed after it, because the rest of the body may still be on its way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue, Request, Response};
+use futures_util::{StreamExt, stream};
+use tower::{Service, service_fn};
+use tower_http::decompression::RequestDecompression;
+
+use crate::domain::json;
+use crate::problem::ApiError;
+
+/// The limit of a route that names no other: 2 MiB, before and after decompression.
+pub const BODY_LIMIT: usize = 2 * 1024 * 1024;
+
+/// Time for the whole body, from the first read.
+const BODY_DEADLINE: Duration = Duration::from_secs(30);
+
+/// The text of a JSON object or array, as it was sent. An empty body is `{}`.
+///
+/// Refusals: 415 for a content type, charset or encoding that is not accepted, 413 over `limit` bytes (counted as they
+/// arrive and as they unpack), 400 `events.bad_json` for everything else that is wrong with it.
+pub async fn read_json(request: Request<Body>, limit: usize) -> Result<String, ApiError> {
+    let (parts, body) = request.into_parts();
+    let read = async {
+        let declared = body.size_hint().lower();
+        let Some(body) = non_empty(body).await? else {
+            return Ok("{}".to_owned());
+        };
+        accepted_type(&parts.headers)?;
+        let encoding = accepted_encoding(&parts.headers)?;
+        if declared > u64::try_from(limit).unwrap_or(u64::MAX) {
+            return Err(ApiError::BodyTooLarge { limit });
+        }
+        let bytes = unpacked(body, encoding, limit).await?;
+        json::check_document(&bytes).map_err(|fault| ApiError::BadJson(fault.to_string().into()))?;
+        Ok(String::from_utf8(bytes).expect("a checked document is UTF-8"))
+    };
+    tokio::time::timeout(BODY_DEADLINE, read).await.unwrap_or_else(|_| {
+        Err(ApiError::BadJson(
+            format!("the body did not arrive within {} s", BODY_DEADLINE.as_secs()).into(),
+        ))
+    })
+}
+
+/// The body again, or `None` when it has no bytes. One that declares a length is believed, so that a client waiting for
+/// `100 Continue` is refused without being asked to send.
+async fn non_empty(body: Body) -> Result<Option<Body>, ApiError> {
+    if body.is_end_stream() {
+        return Ok(None);
+    }
+    if body.size_hint().lower() > 0 {
+        return Ok(Some(body));
+    }
+    let mut rest = body.into_data_stream();
+    while let Some(chunk) = rest.next().await {
+        let chunk = chunk.map_err(|_| cut_short())?;
+        if !chunk.is_empty() {
+            return Ok(Some(Body::from_stream(
+                stream::once(std::future::ready(Ok(chunk))).chain(rest),
+            )));
+        }
+    }
+    Ok(None)
+}
+
+/// Collects at most `limit` bytes of what `encoding` unpacks to, reading at most `limit` bytes of the body itself.
+async fn unpacked(body: Body, encoding: HeaderValue, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let over = Arc::new(AtomicBool::new(false));
+    let counted = {
+        let over = over.clone();
+        let mut left = limit;
+        body.into_data_stream().map(move |chunk| {
+            let chunk = chunk?;
+            left = left.checked_sub(chunk.len()).ok_or_else(|| {
+                over.store(true, Ordering::Relaxed);
+                axum::Error::new("over the limit")
+            })?;
+            Ok::<Bytes, axum::Error>(chunk)
+        })
+    };
+    let mut request = Request::new(Body::from_stream(counted));
+    request.headers_mut().insert(CONTENT_ENCODING, encoding);
+
+    let echo = service_fn(|request: Request<_>| async { Ok::<_, ApiError>(Response::new(request.into_body())) });
+    let response = RequestDecompression::new(echo)
+        .gzip(true)
+        .deflate(true)
+        .call(request)
+        .await?;
+    let mut unpacked = Body::new(response.into_body()).into_data_stream();
+    let mut bytes = Vec::new();
+    while let Some(chunk) = unpacked.next().await {
+        let chunk = chunk.map_err(|_| {
+            if over.load(Ordering::Relaxed) {
+                over_limit(limit)
+            } else {
+                cut_short()
+            }
+        })?;
+        if bytes.len() + chunk.len() > limit {
+            return Err(over_limit(limit));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+fn over_limit(limit: usize) -> ApiError {
+    ApiError::BodyTooLarge { limit }
+}
+
+fn cut_short() -> ApiError {
+    ApiError::BadJson("the body ended before it was whole, or its encoding is damaged".into())
+}
+
+/// `application/json` or `application/*+json`, in UTF-8.
+fn accepted_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let refused = || {
+        ApiError::UnsupportedMediaType(
+            "Content-Type must be application/json, in UTF-8, for a request with a body".into(),
+        )
+    };
+    let mut values = headers.get_all(CONTENT_TYPE).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return Err(refused());
+    };
+    let value = value.to_str().map_err(|_| refused())?.to_ascii_lowercase();
+    let mut parts = value.split(';').map(str::trim);
+    let essence = parts.next().unwrap_or_default();
+    let suffix = essence.strip_prefix("application/").ok_or_else(refused)?;
+    if suffix != "json" && !suffix.strip_suffix("+json").is_some_and(|name| !name.is_empty()) {
+        return Err(refused());
+    }
+    let charsets = parts
+        .filter_map(|part| part.split_once('='))
+        .filter(|(name, _)| name.trim() == "charset");
+    for (_, charset) in charsets {
+        if !matches!(charset.trim().trim_matches('"'), "utf-8" | "utf8") {
+            return Err(refused());
+        }
+    }
+    Ok(())
+}
+
+/// `identity` (also when absent), `gzip` or `deflate`; one of them.
+fn accepted_encoding(headers: &HeaderMap) -> Result<HeaderValue, ApiError> {
+    let mut values = headers.get_all(CONTENT_ENCODING).iter();
+    let name = match (values.next(), values.next()) {
+        (None, _) => return Ok(HeaderValue::from_static("identity")),
+        (Some(value), None) => value.to_str().unwrap_or_default().trim().to_ascii_lowercase(),
+        (Some(_), Some(_)) => String::new(),
+    };
+    match name.as_str() {
+        "identity" => Ok(HeaderValue::from_static("identity")),
+        "gzip" => Ok(HeaderValue::from_static("gzip")),
+        "deflate" => Ok(HeaderValue::from_static("deflate")),
+        _ => Err(ApiError::UnsupportedMediaType(
+            "Content-Encoding must be identity, gzip or deflate".into(),
+        )),
+    }
+}

@@ -1,0 +1,353 @@
+//! `GET /api/health` (is the process alive) and `GET /api/ready` (can it do its work, check by check).
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use futures_util::future::{BoxFuture, FutureExt, Shared, WeakShared, join, join_all};
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::domain::time::Millis;
+use crate::problem::Cause;
+use crate::domain::deliveries::DeliveryCounts;
+
+/// The name of this service in health, readiness and release documents.
+pub const SERVICE: &str = "events";
+
+/// Time for one check.
+const CHECK_DEADLINE: Duration = Duration::from_secs(2);
+
+/// The longest error text shown.
+const REASON_CHARS: usize = 200;
+
+/// One thing that readiness looks at.
+#[derive(Clone)]
+pub struct ReadyCheck {
+    /// `db`, `network_jwks`, `delivery_worker`, `dlq`, …
+    pub name: &'static str,
+    /// Whether its failure makes the service not ready, instead of degraded.
+    pub required: bool,
+    /// Runs it. It gets 2 s and may be dropped at any await.
+    pub run: Arc<dyn Fn() -> BoxFuture<'static, Verdict> + Send + Sync>,
+}
+
+impl ReadyCheck {
+    /// A check from an async closure.
+    pub fn new<F, Fut>(name: &'static str, required: bool, run: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Verdict> + Send + 'static,
+    {
+        Self {
+            name,
+            required,
+            run: Arc::new(move || run().boxed()),
+        }
+    }
+}
+
+/// The wall clock, which only dates what a report says.
+pub type Now = fn() -> Millis;
+
+/// What a check found.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// It passed; the detail is shown when there is one.
+    Ok(Option<Value>),
+    /// It failed. The text is made one safe line before it is shown.
+    Failed {
+        /// Why.
+        error: String,
+        /// Shown beside the error when there is one.
+        detail: Option<Value>,
+    },
+    /// It does not apply here, and why.
+    Skipped(&'static str),
+}
+
+impl Verdict {
+    /// A failure without detail.
+    pub fn failed(error: impl ToString) -> Self {
+        Self::Failed {
+            error: error.to_string(),
+            detail: None,
+        }
+    }
+}
+
+/// Figures that readiness and metrics show; the composition root provides them.
+pub trait Vitals: Send + Sync + 'static {
+    /// Reads the figures of the database.
+    fn stored(&self) -> BoxFuture<'static, Result<StoredVitals, Cause>>;
+    /// The delivery worker of this process, from memory.
+    fn worker(&self) -> WorkerVitals;
+    /// Open streams of this process, from memory.
+    fn realtime_connections(&self) -> u64;
+}
+
+/// Figures of the database.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoredVitals {
+    /// Position of the newest event, 0 before the first.
+    pub latest_seq: i64,
+    /// Deliveries by status.
+    pub deliveries: DeliveryCounts,
+}
+
+/// The delivery worker of this process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct WorkerVitals {
+    /// Whether `EVENTS_WORKER` is on.
+    pub enabled: bool,
+    /// Whether it runs now.
+    pub running: bool,
+    /// Attempts in flight.
+    pub inflight: usize,
+    /// Subscriptions with an attempt in flight.
+    pub busy_subscriptions: usize,
+    /// When it last looked for work, ISO 8601 with milliseconds.
+    pub last_tick_at: Option<String>,
+}
+
+/// The readiness of a process: its checks, run together, at most once at a time.
+pub struct Readiness {
+    release: String,
+    checks: Vec<ReadyCheck>,
+    vitals: Arc<dyn Vitals>,
+    now: Now,
+    running: Mutex<Option<WeakShared<BoxFuture<'static, Arc<Report>>>>>,
+}
+
+impl Readiness {
+    /// `release` is the commit that runs. Lists of failed checks follow the order of `checks`.
+    pub fn new(release: impl Into<String>, checks: Vec<ReadyCheck>, vitals: Arc<dyn Vitals>, now: Now) -> Self {
+        Self {
+            release: release.into(),
+            checks,
+            vitals,
+            now,
+            running: Mutex::new(None),
+        }
+    }
+
+    /// Runs every check, or joins the run that is under way.
+    pub async fn report(&self) -> Arc<Report> {
+        let run = {
+            let mut running = self.running.lock();
+            match running
+                .as_ref()
+                .and_then(WeakShared::upgrade)
+                .filter(|run| run.peek().is_none())
+            {
+                Some(run) => run,
+                None => {
+                    let run: Shared<_> =
+                        examine(self.release.clone(), self.checks.clone(), self.vitals.clone(), self.now)
+                            .boxed()
+                            .shared();
+                    *running = run.downgrade();
+                    run
+                }
+            }
+        };
+        run.await
+    }
+}
+
+/// The body of `/api/ready`, members in the order of the wire.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Whether every required check passed.
+    pub ready: bool,
+    status: &'static str,
+    service: &'static str,
+    release: String,
+    checked_at: String,
+    failed: Vec<&'static str>,
+    degraded: Vec<&'static str>,
+    skipped: Vec<&'static str>,
+    checks: BTreeMap<&'static str, Outcome>,
+    latest_seq: Option<i64>,
+    deliveries: Option<DeliveryCounts>,
+    worker: WorkerVitals,
+    realtime_connections: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    status: &'static str,
+    required: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<Value>,
+    latency_ms: f64,
+    checked_at: String,
+}
+
+async fn examine(release: String, checks: Vec<ReadyCheck>, vitals: Arc<dyn Vitals>, now: Now) -> Arc<Report> {
+    let outcomes = join_all(checks.iter().map(|check| outcome(check, now)));
+    let (outcomes, stored) = join(outcomes, tokio::time::timeout(CHECK_DEADLINE, vitals.stored())).await;
+    let mut report = Report {
+        ready: true,
+        status: "ready",
+        service: SERVICE,
+        release,
+        checked_at: now().to_iso(),
+        failed: Vec::new(),
+        degraded: Vec::new(),
+        skipped: Vec::new(),
+        checks: BTreeMap::new(),
+        latest_seq: None,
+        deliveries: None,
+        worker: vitals.worker(),
+        realtime_connections: vitals.realtime_connections(),
+    };
+    for (check, outcome) in checks.iter().zip(outcomes) {
+        match (outcome.status, check.required) {
+            ("fail", true) => report.failed.push(check.name),
+            ("fail", false) => report.degraded.push(check.name),
+            ("skipped", required) => {
+                report.skipped.push(check.name);
+                if required {
+                    report.degraded.push(check.name);
+                }
+            }
+            _ => {}
+        }
+        report.checks.insert(check.name, outcome);
+    }
+    let passed = report.checks.values().any(|outcome| outcome.status == "ok");
+    report.ready = report.failed.is_empty();
+    report.status = match (report.ready, report.degraded.is_empty() && passed) {
+        (false, _) => "not_ready",
+        (true, false) => "degraded",
+        (true, true) => "ready",
+    };
+    if report.checks.get("db").is_none_or(|db| db.status == "ok")
+        && let Ok(Ok(stored)) = stored
+    {
+        report.latest_seq = Some(stored.latest_seq);
+        report.deliveries = Some(stored.deliveries);
+    }
+    Arc::new(report)
+}
+
+async fn outcome(check: &ReadyCheck, now: Now) -> Outcome {
+    let since = Instant::now();
+    // The closure itself is called inside the guard: it may panic before it returns a future.
+    let run = AssertUnwindSafe(async { (check.run)().await }).catch_unwind();
+    let verdict = match tokio::time::timeout(CHECK_DEADLINE, run).await {
+        Ok(Ok(verdict)) => verdict,
+        Ok(Err(_)) => Verdict::failed("the check panicked"),
+        Err(_) => Verdict::failed("timeout"),
+    };
+    let (status, error, reason, detail) = match verdict {
+        Verdict::Ok(detail) => ("ok", None, None, detail),
+        Verdict::Failed { error, detail } => ("fail", Some(one_safe_line(&error)), None, detail),
+        Verdict::Skipped(reason) => ("skipped", None, Some(reason), None),
+    };
+    Outcome {
+        status,
+        required: check.required,
+        error,
+        reason,
+        detail,
+        latency_ms: (since.elapsed().as_secs_f64() * 10_000.0).round() / 10.0,
+        checked_at: now().to_iso(),
+    }
+}
+
+/// One line of at most 200 characters without credentials, query strings or named secrets.
+pub fn one_safe_line(text: &str) -> String {
+    let words = text.split_whitespace().map(safe_word);
+    let line = words.collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(REASON_CHARS) {
+        Some((end, _)) => line[..end].to_owned(),
+        None => line,
+    }
+}
+
+fn safe_word(word: &str) -> String {
+    const SECRETS: [&str; 5] = ["key=", "token=", "secret=", "password=", "signature="];
+    let mut word = word.to_owned();
+    if let Some(scheme) = word.find("://") {
+        let host = scheme + "://".len();
+        let authority = word[host..].find(['/', '?', '#']).map_or(word.len(), |end| host + end);
+        // A password may itself hold the characters that end an authority, so the last `@` of the word counts.
+        let at = word[host..authority].rfind('@').or_else(|| word[host..].rfind('@'));
+        if let Some(at) = at {
+            word.replace_range(host..=host + at, "");
+        }
+        if let Some(query) = word.find('?') {
+            word.truncate(query);
+        }
+    }
+    let lower = word.to_ascii_lowercase();
+    if let Some(value) = SECRETS
+        .iter()
+        .filter_map(|name| lower.find(name).map(|at| at + name.len()))
+        .min()
+    {
+        word.truncate(value);
+    }
+    word
+}
+
+/// Both routes.
+pub fn routes(version: &'static str, readiness: Arc<Readiness>) -> Router {
+    Router::new()
+        .route("/api/health", get(move || async move { health(version) }))
+        .route("/api/ready", get(ready).with_state(readiness))
+}
+
+fn health(version: &'static str) -> Response {
+    #[derive(Serialize)]
+    struct Health {
+        status: &'static str,
+        service: &'static str,
+        version: &'static str,
+    }
+    json(
+        StatusCode::OK,
+        &Health {
+            status: "ok",
+            service: "openvibe-events",
+            version,
+        },
+    )
+}
+
+async fn ready(State(readiness): State<Arc<Readiness>>) -> Response {
+    let report = readiness.report().await;
+    let status = if report.ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    let mut response = json(status, &*report);
+    response
+        .headers_mut()
+        .insert(CACHE_CONTROL, axum::http::HeaderValue::from_static("no-store"));
+    response
+}
+
+/// A JSON answer with the content type of this wire.
+pub fn json(status: StatusCode, body: &impl Serialize) -> Response {
+    match serde_json::to_vec(body) {
+        Ok(bytes) => (status, [(CONTENT_TYPE, "application/json; charset=utf-8")], bytes).into_response(),
+        Err(error) => crate::problem::ApiError::internal(error).into_response(),
+    }
+}

@@ -1,0 +1,263 @@
+//! `/api/v1/subscriptions`: a consumer's own, and only its own. No answer of these routes is stored by a cache.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::header::CACHE_CONTROL;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::domain::ids::SubscriptionId;
+use crate::domain::json::Members;
+use crate::domain::retry::RetryPolicy;
+use crate::domain::signature::new_secret;
+use crate::domain::time::Millis;
+use crate::domain::topic::TopicPattern;
+use crate::problem::ApiError;
+use crate::store::{NewSubscription, Subscription, Switch};
+
+use super::api::Api;
+use super::body::{BODY_LIMIT, read_json};
+use super::caller::{Caller, Subscribe};
+use super::health::json;
+use super::query::PathOf;
+
+/// How long a former secret signs as well, in seconds, when a rotation does not say.
+const OVERLAP_DEFAULT_S: f64 = 86_400.0;
+/// The longest overlap, in seconds.
+const OVERLAP_MAX_S: f64 = 604_800.0;
+
+#[derive(Serialize)]
+struct SubscriptionView {
+    id: String,
+    consumer: String,
+    topic_pattern: String,
+    endpoint: String,
+    enabled: bool,
+    retry_policy: Option<Box<RawValue>>,
+    created_at: Millis,
+    updated_at: Millis,
+    /// Only in the answer that made it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    secret: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    previous_secret_valid_until: Option<Millis>,
+}
+
+#[derive(Serialize)]
+struct SubscriptionList {
+    subscriptions: Vec<SubscriptionView>,
+}
+
+impl From<Subscription> for SubscriptionView {
+    fn from(stored: Subscription) -> Self {
+        Self {
+            id: stored.id,
+            consumer: stored.consumer,
+            topic_pattern: stored.topic_pattern,
+            endpoint: stored.endpoint,
+            enabled: stored.enabled,
+            retry_policy: stored.retry_policy.and_then(|text| RawValue::from_string(text).ok()),
+            created_at: Millis(stored.created_at),
+            updated_at: Millis(stored.updated_at),
+            secret: None,
+            previous_secret_valid_until: None,
+        }
+    }
+}
+
+/// Makes a subscription of the calling service; its secret is shown this once.
+pub(super) async fn create(
+    State(api): State<Arc<Api>>,
+    caller: Caller<Subscribe>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body = read_json(request, BODY_LIMIT).await?;
+    let members = Members::parse(&body);
+    let member = |name: &str| {
+        members
+            .as_ref()
+            .and_then(|members| members.get(name))
+            .map(RawValue::get)
+    };
+
+    let pattern = member("topic_pattern")
+        .or(member("topic"))
+        .and_then(text)
+        .and_then(|text| TopicPattern::parse(&text));
+    let pattern = pattern.ok_or(ApiError::BadTopicBody(
+        "topic_pattern must be [a-z0-9_] segments or *, joined by dots, at most 200 characters".into(),
+    ))?;
+    let endpoint = member("endpoint").and_then(text).ok_or(ApiError::EndpointNotAllowed(
+        "endpoint must be an http or https address".into(),
+    ))?;
+    let endpoint = api
+        .endpoint_hosts
+        .check(&endpoint)
+        .map_err(|fault| ApiError::EndpointNotAllowed(fault.to_string().into()))?;
+    let secret = match member("secret") {
+        None => new_secret(),
+        Some(given) => checked_secret(given)?,
+    };
+    let retry_policy = match member("retry_policy") {
+        None => None,
+        Some(given) => RetryPolicy::parse(given).map_err(|detail| ApiError::Unprocessable(detail.into()))?,
+    };
+    let retry_policy = retry_policy
+        .map(|policy| serde_json::to_string(&policy))
+        .transpose()
+        .map_err(ApiError::internal)?;
+    let created = api
+        .store
+        .create_subscription(&NewSubscription {
+            consumer: &caller.slug,
+            topic_pattern: pattern.as_str(),
+            endpoint: endpoint.as_str(),
+            secret: &secret,
+            retry_policy: retry_policy.as_deref(),
+            max_inflight: api.subscription_inflight,
+            consumer_max: api.subscriptions_max,
+        })
+        .await?;
+    let view = SubscriptionView {
+        secret: Some(secret),
+        ..SubscriptionView::from(created)
+    };
+    Ok(uncached(StatusCode::CREATED, &view))
+}
+
+/// The caller's subscriptions, oldest first.
+pub(super) async fn list(State(api): State<Arc<Api>>, caller: Caller<Subscribe>) -> Result<Response, ApiError> {
+    let stored = api.store.subscriptions(&caller.slug).await?;
+    let subscriptions = stored.into_iter().map(SubscriptionView::from).collect();
+    Ok(uncached(StatusCode::OK, &SubscriptionList { subscriptions }))
+}
+
+/// One of them.
+pub(super) async fn read(
+    State(api): State<Arc<Api>>,
+    caller: Caller<Subscribe>,
+    PathOf(id): PathOf<String>,
+) -> Result<Response, ApiError> {
+    let found = api.store.subscription(&caller.slug, &known(&id)?).await?;
+    Ok(uncached(
+        StatusCode::OK,
+        &SubscriptionView::from(found.ok_or_else(unknown)?),
+    ))
+}
+
+/// Resumes it: what is queued is due, and new events are queued again.
+pub(super) async fn enable(
+    State(api): State<Arc<Api>>,
+    caller: Caller<Subscribe>,
+    PathOf(id): PathOf<String>,
+) -> Result<Response, ApiError> {
+    let id = known(&id)?;
+    let switched = api
+        .store
+        .set_enabled(&caller.slug, &id, Switch::On)
+        .await?
+        .ok_or_else(unknown)?;
+    (api.wake)(&[id]);
+    Ok(uncached(StatusCode::OK, &SubscriptionView::from(switched)))
+}
+
+/// Pauses it: nothing is sent, and events published meanwhile are not queued.
+pub(super) async fn disable(
+    State(api): State<Arc<Api>>,
+    caller: Caller<Subscribe>,
+    PathOf(id): PathOf<String>,
+) -> Result<Response, ApiError> {
+    let switched = api
+        .store
+        .set_enabled(&caller.slug, &known(&id)?, Switch::Off)
+        .await?
+        .ok_or_else(unknown)?;
+    Ok(uncached(StatusCode::OK, &SubscriptionView::from(switched)))
+}
+
+/// Puts a new secret in force; the former one signs beside it for the overlap.
+pub(super) async fn rotate_secret(
+    State(api): State<Arc<Api>>,
+    caller: Caller<Subscribe>,
+    PathOf(id): PathOf<String>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body = read_json(request, BODY_LIMIT).await?;
+    let id = known(&id)?;
+    // Whose it is comes before what is wrong with the body.
+    api.store.subscription(&caller.slug, &id).await?.ok_or_else(unknown)?;
+    let members = Members::parse(&body);
+    let member = |name: &str| {
+        members
+            .as_ref()
+            .and_then(|members| members.get(name))
+            .map(RawValue::get)
+    };
+    let secret = match member("secret") {
+        None => new_secret(),
+        Some(given) => checked_secret(given)?,
+    };
+    let overlap_ms = overlap_ms(member("overlap_s"))?;
+    let rotated = api
+        .store
+        .rotate_secret(&caller.slug, &id, &secret, overlap_ms)
+        .await?
+        .ok_or_else(unknown)?;
+    let view = SubscriptionView {
+        secret: Some(secret),
+        previous_secret_valid_until: Some(Millis(rotated.previous_secret_until)),
+        ..SubscriptionView::from(rotated.subscription)
+    };
+    Ok(uncached(StatusCode::OK, &view))
+}
+
+/// A JSON string's text.
+fn text(raw: &str) -> Option<String> {
+    serde_json::from_str(raw).ok()
+}
+
+fn checked_secret(raw: &str) -> Result<String, ApiError> {
+    text(raw)
+        .filter(|secret| (32..=256).contains(&secret.chars().count()) && !secret.contains('\0'))
+        .ok_or(ApiError::Unprocessable(
+            "secret must be a string of 32..256 characters without NUL; leave it out for a generated one".into(),
+        ))
+}
+
+/// The overlap in milliseconds: a number of seconds, or one written as text, as callers of the service before send it.
+fn overlap_ms(raw: Option<&str>) -> Result<i64, ApiError> {
+    let seconds = match raw.map(serde_json::from_str::<Value>) {
+        None => Some(OVERLAP_DEFAULT_S),
+        Some(Ok(Value::Number(number))) => number.as_f64(),
+        Some(Ok(Value::String(text))) => text.trim().parse().ok(),
+        Some(_) => None,
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "0..=604800 s in milliseconds is exact")]
+    seconds
+        .filter(|seconds| (0.0..=OVERLAP_MAX_S).contains(seconds))
+        .map(|seconds| (seconds * 1000.0) as i64)
+        .ok_or(ApiError::Unprocessable(
+            "overlap_s must be a number of seconds from 0 to 604800".into(),
+        ))
+}
+
+/// What does not look like an id cannot be stored.
+fn known(id: &str) -> Result<SubscriptionId, ApiError> {
+    SubscriptionId::parse(id).ok_or_else(unknown)
+}
+
+fn unknown() -> ApiError {
+    ApiError::NotFound("no such subscription of this consumer".into())
+}
+
+fn uncached(status: StatusCode, body: &impl Serialize) -> Response {
+    let mut response = json(status, body);
+    response
+        .headers_mut()
+        .insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}

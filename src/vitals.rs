@@ -1,0 +1,118 @@
+//! What readiness and metrics look at, joined from the rooms that know it.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use serde_json::json;
+
+use crate::delivery;
+use crate::http::health::{ReadyCheck, StoredVitals, Verdict, Vitals, WorkerVitals};
+use crate::identity::Keys;
+use crate::problem::Cause;
+use crate::store::SharedStore;
+
+/// The figures of this process and its database.
+pub(crate) struct AppVitals {
+    pub(crate) store: SharedStore,
+    pub(crate) worker: delivery::Vitals,
+}
+
+impl Vitals for AppVitals {
+    fn stored(&self) -> BoxFuture<'static, Result<StoredVitals, Cause>> {
+        let store = Arc::clone(&self.store);
+        async move {
+            let latest_seq = store.positions().await?.head;
+            let deliveries = store.delivery_counts().await?;
+            Ok(StoredVitals { latest_seq, deliveries })
+        }
+        .boxed()
+    }
+
+    fn worker(&self) -> WorkerVitals {
+        let state = self.worker.read();
+        WorkerVitals {
+            enabled: state.enabled,
+            running: state.running,
+            inflight: state.inflight,
+            busy_subscriptions: state.busy_subscriptions,
+            last_tick_at: state.last_tick_at.map(|at| at.to_iso()),
+        }
+    }
+
+    fn realtime_connections(&self) -> u64 {
+        0
+    }
+}
+
+/// The checks of readiness, in the order in which they are listed. `delivery_worker` is listed only where one runs.
+pub(crate) fn checks(
+    store: &SharedStore,
+    keys: &Keys,
+    worker: &delivery::Vitals,
+    dlq_degraded_at: u64,
+) -> Vec<ReadyCheck> {
+    let mut checks = vec![
+        ReadyCheck::new("db", true, {
+            let store = Arc::clone(store);
+            move || {
+                let store = Arc::clone(&store);
+                async move {
+                    match store.ping().await {
+                        Ok(()) => Verdict::Ok(None),
+                        Err(error) => Verdict::failed(error),
+                    }
+                }
+            }
+        }),
+        ReadyCheck::new("network_jwks", true, {
+            let keys = keys.clone();
+            move || {
+                let loaded = keys.loaded();
+                async move {
+                    if loaded {
+                        Verdict::Ok(None)
+                    } else {
+                        Verdict::failed("no signing key has loaded yet")
+                    }
+                }
+            }
+        }),
+    ];
+    if worker.read().enabled {
+        let worker = worker.clone();
+        checks.push(ReadyCheck::new("delivery_worker", true, move || {
+            let running = worker.read().running;
+            async move {
+                if running {
+                    Verdict::Ok(None)
+                } else {
+                    Verdict::failed("the worker is not running")
+                }
+            }
+        }));
+    }
+    checks.push(ReadyCheck::new("dlq", false, {
+        let store = Arc::clone(store);
+        move || {
+            let store = Arc::clone(&store);
+            async move {
+                let depth = match store.delivery_counts().await {
+                    Ok(counts) => counts.dead,
+                    Err(error) => return Verdict::failed(error),
+                };
+                let detail = json!({ "depth": depth, "threshold": dlq_degraded_at });
+                if u64::try_from(depth).is_ok_and(|depth| depth > dlq_degraded_at) {
+                    let error = format!("{depth} deliveries are dead");
+                    Verdict::Failed {
+                        error,
+                        detail: Some(detail),
+                    }
+                } else {
+                    Verdict::Ok(Some(detail))
+                }
+            }
+        }
+    }));
+    checks
+}
