@@ -586,3 +586,110 @@ impl IntoResponse for ApiError {
         response
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt;
+
+    async fn document(error: ApiError) -> (Response<()>, String) {
+        let (parts, body) = error.document("req_1", "4bf92f3577b34da6a3ce929d0e0e4736").into_parts();
+        let bytes = body.collect().await.expect("a body in memory").to_bytes();
+        (
+            Response::from_parts(parts, ()),
+            String::from_utf8(bytes.to_vec()).expect("JSON is UTF-8"),
+        )
+    }
+
+    #[tokio::test]
+    async fn members_come_in_the_order_of_the_contract_and_extras_last() {
+        let error = ApiError::InvalidEnvelope {
+            errors: vec![FieldError::new("", "must have source")],
+        }
+        .at(3);
+        let (response, body) = document(error).await;
+        assert_eq!(response.status(), 422);
+        assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
+        let detail = "the event is not a valid envelope: / must have source";
+        let expected = format!(
+            concat!(
+                r#"{{"type":"https://openvibe.network/problems/events.invalid_envelope","title":"Unprocessable Content","#,
+                r#""status":422,"code":"events.invalid_envelope","detail":"{0}","#,
+                r#""errors":[{{"path":"/","message":"must have source"}}],"request_id":"req_1","#,
+                r#""trace_id":"4bf92f3577b34da6a3ce929d0e0e4736","error":"{0}","index":3}}"#
+            ),
+            detail
+        );
+        assert_eq!(body, expected);
+    }
+
+    #[tokio::test]
+    async fn the_per_actor_refusal_has_its_own_exact_body() {
+        let error = ApiError::RateLimited {
+            limit: "events.event.publish",
+            max: 600,
+            window: LimitWindow::Minute,
+            retry_after_s: 7,
+        };
+        let (response, body) = document(error).await;
+        assert_eq!(response.headers()[RETRY_AFTER], "7");
+        assert_eq!(response.headers()[CACHE_CONTROL], "no-store");
+        assert_eq!(
+            body,
+            concat!(
+                r#"{"type":"https://openvibe.network/problems/rate_limited","title":"Too many requests","status":429,"#,
+                r#""code":"rate_limited","error":"rate_limited","#,
+                r#""detail":"events.event.publish: at most 600 per minute for each caller","retry_after_seconds":7}"#
+            )
+        );
+    }
+
+    #[tokio::test]
+    async fn a_server_side_failure_tells_nothing_of_its_cause() {
+        for error in [
+            ApiError::internal("password=hunter2 at 10.0.0.1"),
+            ApiError::unavailable("password=hunter2 at 10.0.0.1"),
+        ] {
+            let (response, body) = document(error).await;
+            assert!(response.status().is_server_error());
+            assert!(!body.contains("hunter2") && !body.contains("10.0.0.1"), "{body}");
+        }
+        let (response, _) = document(ApiError::unavailable("x")).await;
+        assert_eq!(response.headers()[RETRY_AFTER], "2");
+    }
+
+    #[tokio::test]
+    async fn what_a_refusal_carries_stands_at_the_top_level() {
+        let cases = [
+            (
+                ApiError::SubscriptionExists {
+                    subscription_id: "sub_1".into(),
+                },
+                r#""subscription_id":"sub_1"}"#,
+            ),
+            (
+                ApiError::LoopDetected {
+                    event_id: "evt_1".into(),
+                    hops: 8,
+                    max_hops: 8,
+                }
+                .at(0),
+                r#""event_id":"evt_1","hops":8,"max_hops":8,"index":0}"#,
+            ),
+            (
+                ApiError::QuotaExceeded(Quota::PublishRate { limit: 120 }),
+                r#""quota":"publish_rate","limit":120,"window":"minute","retry_after":60}"#,
+            ),
+            (
+                ApiError::QuotaExceeded(Quota::RetainedBytes { limit: 10, used: 9 }),
+                r#""quota":"retained_bytes","limit":10,"used":9}"#,
+            ),
+        ];
+        for (error, end) in cases {
+            let (_, body) = document(error).await;
+            assert!(body.ends_with(end), "{body}");
+        }
+        let (response, _) = document(ApiError::QuotaExceeded(Quota::PublishRate { limit: 1 }).at(0)).await;
+        assert_eq!(response.headers()[RETRY_AFTER], "60");
+    }
+}

@@ -3,6 +3,8 @@
 //! Label values come from closed sets: enums, route templates, names of limits. So the number of series is bounded by
 //! the code, whatever callers send.
 
+#![expect(clippy::disallowed_macros, reason = "the one home of the metrics macros")]
+
 use std::fmt::Write as _;
 use std::io;
 use std::sync::OnceLock;
@@ -328,5 +330,72 @@ fn process() {
         read("/proc/stat").and_then(|text| number(text.lines().find_map(|line| line.strip_prefix("btime "))?))
     {
         gauge!(PROCESS_START).set(booted + started);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_holds_every_metric_with_its_documented_labels_and_buckets() {
+        let metrics = Metrics::install();
+        HttpRequest::start(&Method::from_bytes(b"BREW").unwrap(), None).end(None);
+        delivery_attempt(AttemptOutcome::Dead);
+        delivery_latency(PriorityLabel::Important, Duration::from_secs(20));
+        rate_limited("events.event.publish", LimitWindow::Hour);
+        release("events", "abc");
+        let readings = Readings {
+            deliveries: Some(DeliveryCounts {
+                pending: 1,
+                delivered: 2,
+                failed: 3,
+                dead: 4,
+            }),
+            latest_seq: Some(9),
+            realtime_connections: Some(0),
+        };
+        let text = metrics.render(&readings);
+        for line in [
+            r#"http_requests_total{method="OTHER",route="unmatched",status_class="aborted"} 1"#,
+            r#"http_request_duration_seconds_count{method="OTHER",route="unmatched"} 1"#,
+            r#"events_delivery_attempts_total{outcome="dead"} 1"#,
+            r#"events_delivery_latency_seconds_bucket{priority="important",le="10"} 0"#,
+            r#"events_delivery_latency_seconds_bucket{priority="important",le="30"} 1"#,
+            r#"events_delivery_latency_seconds_bucket{priority="important",le="21600"} 1"#,
+            r#"events_rate_limited_total{limit="events.event.publish",window="hour"} 1"#,
+            r#"release_info{service="events",release="abc"} 1"#,
+            r#"events_deliveries{status="failed"} 3"#,
+            "events_dlq_depth 4",
+            "events_latest_seq 9",
+            "events_realtime_connections 0",
+            "# TYPE events_latest_seq gauge",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+        }
+        for name in [PROCESS_MEMORY, PROCESS_CPU, PROCESS_UPTIME, PROCESS_START] {
+            assert!(
+                text.lines().any(|line| line.starts_with(&format!("{name} "))),
+                "{name} is missing"
+            );
+        }
+        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let (_, value) = line.rsplit_once(' ').expect("a name and a value");
+            value.parse::<f64>().expect("a number");
+        }
+    }
+
+    #[test]
+    fn a_figure_that_could_not_be_read_is_left_out() {
+        let text = Metrics::install().render(&Readings::default());
+        for name in [DELIVERIES, DLQ_DEPTH, LATEST_SEQ, REALTIME_CONNECTIONS] {
+            assert!(!text.contains(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_filter_that_does_not_parse_is_named() {
+        let error = log_to_stderr("info,=[", LogFormat::Human).unwrap_err();
+        assert!(error.contains("info,=["), "{error}");
     }
 }

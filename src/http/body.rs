@@ -136,7 +136,7 @@ fn accepted_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let mut parts = value.split(';').map(str::trim);
     let essence = parts.next().unwrap_or_default();
     let suffix = essence.strip_prefix("application/").ok_or_else(refused)?;
-    if suffix != "json" && !suffix.strip_suffix("+json").is_some_and(|name| !name.is_empty()) {
+    if suffix != "json" && suffix.strip_suffix("+json").is_none_or(str::is_empty) {
         return Err(refused());
     }
     let charsets = parts

@@ -3,7 +3,7 @@
 
 use axum::body::{Body, HttpBody};
 use axum::extract::{FromRequestParts, MatchedPath, Request};
-use axum::http::header::{ALLOW, CONTENT_LENGTH, X_CONTENT_TYPE_OPTIONS};
+use axum::http::header::{CONTENT_LENGTH, X_CONTENT_TYPE_OPTIONS};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
@@ -105,8 +105,6 @@ fn written(error: &ApiError, context: &RequestContext, refused: Response, head_o
     let (mut parts, body) = error.document(&context.request_id, context.trace_id()).into_parts();
     let mut headers = refused.into_parts().0.headers;
     headers.remove(CONTENT_LENGTH);
-    // A wrong method is answered like a path nobody serves, so there is nothing to list.
-    headers.remove(ALLOW);
     headers.extend(std::mem::take(&mut parts.headers));
     parts.headers = headers;
     if !head_only {

@@ -351,3 +351,146 @@ pub fn json(status: StatusCode, body: &impl Serialize) -> Response {
         Err(error) => crate::problem::ApiError::internal(error).into_response(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    struct Figures;
+
+    impl Vitals for Figures {
+        fn stored(&self) -> BoxFuture<'static, Result<StoredVitals, Cause>> {
+            async {
+                Ok(StoredVitals {
+                    latest_seq: 7,
+                    deliveries: DeliveryCounts::default(),
+                })
+            }
+            .boxed()
+        }
+        fn worker(&self) -> WorkerVitals {
+            WorkerVitals::default()
+        }
+        fn realtime_connections(&self) -> u64 {
+            3
+        }
+    }
+
+    fn readiness(checks: Vec<ReadyCheck>) -> Readiness {
+        Readiness::new("abc", checks, Arc::new(Figures), || Millis(0))
+    }
+
+    async fn body(checks: Vec<ReadyCheck>) -> Value {
+        serde_json::to_value(&*readiness(checks).report().await).unwrap()
+    }
+
+    fn passing(name: &'static str) -> ReadyCheck {
+        ReadyCheck::new(name, true, || async { Verdict::Ok(None) })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_required_check_that_hangs_fails_in_two_seconds_and_hides_the_figures_of_the_database() {
+        let since = Instant::now();
+        let hang = || ReadyCheck::new("db", true, std::future::pending);
+        let report = body(vec![
+            hang(),
+            passing("network_jwks"),
+            ReadyCheck::new("dlq", false, std::future::pending),
+        ])
+        .await;
+        assert_eq!(since.elapsed(), CHECK_DEADLINE, "the checks run together");
+        assert_eq!(
+            (&report["ready"], &report["status"]),
+            (&false.into(), &"not_ready".into())
+        );
+        assert_eq!(report["failed"], serde_json::json!(["db"]));
+        assert_eq!(report["degraded"], serde_json::json!(["dlq"]));
+        assert_eq!(report["checks"]["db"]["error"], "timeout");
+        assert_eq!(
+            (&report["latest_seq"], &report["deliveries"]),
+            (&Value::Null, &Value::Null)
+        );
+        assert_eq!(report["realtime_connections"], 3);
+    }
+
+    #[tokio::test]
+    async fn an_optional_failure_degrades_and_a_panic_is_a_failure() {
+        let detail = serde_json::json!({"depth": 2, "threshold": 1});
+        let shown = detail.clone();
+        let dlq = ReadyCheck::new("dlq", false, move || {
+            let detail = Some(detail.clone());
+            async move {
+                Verdict::Failed {
+                    error: "too many".into(),
+                    detail,
+                }
+            }
+        });
+        let report = body(vec![passing("db"), dlq.clone()]).await;
+        assert_eq!(
+            (&report["ready"], &report["status"]),
+            (&true.into(), &"degraded".into())
+        );
+        assert_eq!(report["checks"]["dlq"]["detail"], shown);
+        assert_eq!(report["latest_seq"], 7);
+
+        let panics = ReadyCheck::new("network_jwks", true, || async { panic!("no") });
+        assert_eq!(
+            body(vec![passing("db"), panics]).await["failed"],
+            serde_json::json!(["network_jwks"])
+        );
+    }
+
+    #[tokio::test]
+    async fn a_skipped_check_is_listed_and_nothing_passing_is_no_readiness_to_boast_of() {
+        let skipped = ReadyCheck::new("valkey", false, || async { Verdict::Skipped("VALKEY_URL is not set") });
+        let report = body(vec![skipped]).await;
+        assert_eq!(report["skipped"], serde_json::json!(["valkey"]));
+        assert_eq!(report["checks"]["valkey"]["reason"], "VALKEY_URL is not set");
+        assert_eq!(
+            (&report["ready"], &report["status"]),
+            (&true.into(), &"degraded".into())
+        );
+    }
+
+    #[tokio::test]
+    async fn callers_at_the_same_time_share_one_run_and_later_ones_get_a_new_one() {
+        let runs = Arc::new(AtomicUsize::new(0));
+        let counted = runs.clone();
+        let check = ReadyCheck::new("db", true, move || {
+            let runs = counted.clone();
+            async move {
+                runs.fetch_add(1, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                Verdict::Ok(None)
+            }
+        });
+        let readiness = readiness(vec![check]);
+        join(readiness.report(), readiness.report()).await;
+        assert_eq!(runs.load(Ordering::SeqCst), 1);
+        readiness.report().await;
+        assert_eq!(runs.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn an_error_text_is_one_short_line_without_secrets() {
+        let cases = [
+            (
+                "cannot reach\npostgres://app:hunter2@db:5432/events?sslmode=off now",
+                "cannot reach postgres://db:5432/events now",
+            ),
+            ("postgres://app:p/a@db/x failed", "postgres://db/x failed"),
+            (
+                "GET https://network/jwks?access_token=abc: 500",
+                "GET https://network/jwks 500",
+            ),
+            ("api_key=abc Password=def tail", "api_key= Password= tail"),
+        ];
+        for (text, line) in cases {
+            assert_eq!(one_safe_line(text), line);
+        }
+        assert_eq!(one_safe_line(&"é".repeat(300)).chars().count(), REASON_CHARS);
+    }
+}

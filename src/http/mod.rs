@@ -15,6 +15,8 @@ mod publish;
 pub mod query;
 pub mod server;
 mod subscriptions;
+#[cfg(test)]
+mod tests;
 
 use axum::Router;
 use axum::middleware::from_fn;

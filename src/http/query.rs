@@ -116,3 +116,72 @@ fn decoded_bytes(text: &str, plus: Plus) -> Option<Vec<u8>> {
     }
     Some(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn detail<T: std::fmt::Debug>(result: Result<T, ApiError>) -> String {
+        let error = result.expect_err("a refusal");
+        assert_eq!(error.status_and_code().1, "events.bad_request");
+        error.to_string()
+    }
+
+    #[test]
+    fn a_value_is_decoded_once_and_exactly() {
+        let query = Query::parse("topic=live.%2A%2Cchat.a+b&&after=%2525&empty=&bare").expect("well formed");
+        assert_eq!(query.one("topic").unwrap(), Some("live.*,chat.a b"));
+        assert_eq!(query.one("after").unwrap(), Some("%25"));
+        assert_eq!(query.one("empty").unwrap(), Some(""));
+        assert_eq!(query.non_empty("empty").unwrap(), None);
+        assert!(query.has("bare") && !query.has("absent"));
+    }
+
+    #[test]
+    fn a_repeated_name_is_refused_by_name() {
+        let query = Query::parse("limit=1&li%6Dit=2").expect("well formed");
+        assert_eq!(detail(query.one("limit")), "limit must be given once");
+        assert_eq!(query.one("after").unwrap(), None);
+    }
+
+    #[test]
+    fn broken_percent_encoding_and_foreign_bytes_are_refused() {
+        for raw in ["after=%", "after=%4", "after=%zz", "after=%+1", "after=%ff"] {
+            assert_eq!(
+                detail(Query::parse(raw)),
+                "after must be percent-encoded UTF-8 in the query",
+                "{raw}"
+            );
+        }
+        detail(Query::parse("%ff=1"));
+    }
+
+    #[test]
+    fn an_integer_is_digits_within_its_range() {
+        let limit = |text: &str| {
+            Query::parse(&format!("limit={text}"))
+                .expect("well formed")
+                .integer("limit", 1..=1000)
+        };
+        assert_eq!(limit("1000").unwrap(), Some(1000));
+        for wrong in [
+            "0",
+            "1001",
+            "-1",
+            "%2B1",
+            "1.0",
+            "1e2",
+            "+5",
+            "",
+            "99999999999999999999",
+            "٣",
+        ] {
+            assert_eq!(
+                detail(limit(wrong)),
+                "limit must be an integer from 1 to 1000",
+                "{wrong:?}"
+            );
+        }
+        assert_eq!(Query::default().integer("limit", 1..=2).unwrap(), None);
+    }
+}

@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use super::context;
-use super::gate::{Framing, Gate, Gatekeeper};
+use super::gate::{Framing, Gate};
 use crate::problem::ApiError;
 
 /// Connections served at once; further ones wait in the listener's queue. Well under the 16 384 files that the unit
@@ -116,7 +116,11 @@ impl Connection {
             return;
         }
         let (gate, keeper) = Gate::new(stream);
-        let service = service_fn(move |request| answer(router.clone(), keeper.clone(), peer, request));
+        let service = service_fn(move |request: Request<Incoming>| {
+            // At once, and not in the future: the parser may read on before it polls that for the first time.
+            let framing = keeper.framing(request.headers());
+            answer(router.clone(), framing, peer, request)
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(IDLE_DEADLINE)
@@ -132,11 +136,10 @@ impl Connection {
 
 async fn answer(
     router: Router,
-    keeper: Gatekeeper,
+    framing: Result<Framing, &'static str>,
     peer: SocketAddr,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let framing = keeper.framing(request.headers());
     let mut response = match framing {
         Ok(_) => {
             let mut request = request.map(Body::new);
@@ -152,4 +155,391 @@ async fn answer(
             .insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use axum::body::Bytes;
+    use axum::routing::{get, post};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::sync::Notify;
+    use tokio::task::JoinHandle;
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+    use crate::http::{body, gate, layers};
+
+    /// Long enough for any step on a busy machine; a test that reaches it has failed.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    struct Server {
+        at: SocketAddr,
+        stop: CancellationToken,
+        task: JoinHandle<io::Result<()>>,
+        /// Told when `/slow` has begun; tells it to end.
+        begun: Arc<Notify>,
+        end: Arc<Notify>,
+    }
+
+    impl Server {
+        async fn start() -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let at = listener.local_addr().unwrap();
+            let stop = CancellationToken::new();
+            let (begun, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+            let (started, finish) = (begun.clone(), end.clone());
+            let slow = move || {
+                let (started, finish) = (started.clone(), finish.clone());
+                async move {
+                    started.notify_one();
+                    finish.notified().await;
+                    "done"
+                }
+            };
+            let router = layers(
+                Router::new()
+                    .route(
+                        "/echo",
+                        post(|request: Request<Body>| async { body::read_json(request, body::BODY_LIMIT).await }),
+                    )
+                    .route("/unread", post(|| async { "unread" }))
+                    .route("/small", get(|| async { "small" }))
+                    .route("/big", get(|| async { Bytes::from(vec![b'x'; 64 << 20]) }))
+                    .route("/slow", get(slow)),
+            );
+            let task = tokio::spawn(serve(listener, router, stop.clone()));
+            Self {
+                at,
+                stop,
+                task,
+                begun,
+                end,
+            }
+        }
+
+        async fn connect(&self) -> TcpStream {
+            TcpStream::connect(self.at).await.unwrap()
+        }
+
+        /// Everything the server sends until it closes.
+        async fn exchange(&self, bytes: &[u8]) -> String {
+            let mut stream = self.connect().await;
+            stream.write_all(bytes).await.unwrap();
+            rest(&mut stream).await
+        }
+    }
+
+    async fn rest(stream: &mut TcpStream) -> String {
+        let mut out = Vec::new();
+        timeout(PATIENCE, stream.read_to_end(&mut out))
+            .await
+            .expect("the server closes")
+            .expect("without a reset");
+        String::from_utf8(out).unwrap()
+    }
+
+    /// One response with a declared length, from a connection that stays open.
+    async fn one(stream: &mut TcpStream) -> String {
+        let mut out = Vec::new();
+        timeout(PATIENCE, async {
+            loop {
+                let text = String::from_utf8_lossy(&out).to_lowercase();
+                if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+                    if body.len() >= length.map_or(0, |length| length.parse().unwrap()) {
+                        break;
+                    }
+                }
+                assert_ne!(stream.read_buf(&mut out).await.unwrap(), 0, "closed after {text}");
+            }
+        })
+        .await
+        .expect("an answer");
+        String::from_utf8(out).unwrap()
+    }
+
+    fn answers(text: &str) -> usize {
+        text.matches("HTTP/1.1 ").count()
+    }
+
+    #[tokio::test]
+    async fn a_request_framed_twice_is_refused_and_what_follows_is_never_read_as_a_request() {
+        let server = Server::start().await;
+        let next = "0\r\n\r\nGET /small HTTP/1.1\r\nHost: x\r\n\r\n";
+        for framing in [
+            "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n",
+            "Transfer-Encoding: chunked\r\ncOntent-lEngth: 2\r\n",
+            "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+            "Transfer-Encoding: gzip, chunked\r\n",
+            "Transfer-Encoding: chunked, identity\r\n",
+            "Content-Length: 2\r\nContent-Length: 3\r\n",
+            "Content-Length: 2, 2\r\n",
+            "Content-Length: +2\r\n",
+            "Content-Length : 2\r\n",
+        ] {
+            let head = format!("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{framing}\r\n");
+            let answer = server.exchange(format!("{head}{next}").as_bytes()).await;
+            assert!(answer.starts_with("HTTP/1.1 400 "), "{framing}: {answer}");
+            assert_eq!(answers(&answer), 1, "{framing}: {answer}");
+            // Behind another request in the same packet, and byte by byte, the answer is the same.
+            let first = "GET /small HTTP/1.1\r\nHost: x\r\n\r\n";
+            let answer = server.exchange(format!("{first}{head}{next}").as_bytes()).await;
+            assert_eq!(answers(&answer), 2, "{framing}: {answer}");
+            assert!(answer.contains("HTTP/1.1 400 "), "{framing}: {answer}");
+            let mut stream = server.connect().await;
+            stream.set_nodelay(true).unwrap();
+            for byte in head.as_bytes() {
+                stream.write_all(&[*byte]).await.unwrap();
+            }
+            assert!(rest(&mut stream).await.starts_with("HTTP/1.1 400 "), "{framing}");
+        }
+        let answer = server.exchange(
+            b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        );
+        let answer = answer.await.to_lowercase();
+        assert!(
+            answer.contains("application/problem+json") && answer.contains("x-openvibe-request-id"),
+            "{answer}"
+        );
+    }
+
+    #[tokio::test]
+    async fn requests_on_one_connection_are_told_apart_whatever_their_framing() {
+        let server = Server::start().await;
+        let json = "Content-Type: application/json\r\n";
+        let body = "{\"a\":\"\\r\\n\\r\\ncontent-length: 9\"}";
+        let with_body = format!(
+            "POST /echo HTTP/1.1\r\nHost: x\r\n{json}Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let without = "GET /small HTTP/1.1\r\nHost: x\r\n\r\n";
+        let chunked =
+            format!("POST /echo HTTP/1.1\r\nHost: x\r\n{json}Transfer-Encoding: Chunked\r\n\r\n3\r\n[1]\r\n0\r\n\r\n");
+        // Pipelined in one write, an empty line before one of them, the chunked one last.
+        let all = format!("{with_body}{without}\r\n{with_body}{without}{with_body}{chunked}");
+        let answer = server.exchange(all.as_bytes()).await;
+        assert_eq!(answers(&answer), 6, "{answer}");
+        assert_eq!(answer.matches("HTTP/1.1 200 OK").count(), 6, "{answer}");
+        assert_eq!(answer.matches(body).count(), 3, "{answer}");
+        assert!(answer.ends_with("[1]"), "{answer}");
+
+        // One after the other on a kept connection.
+        let mut stream = server.connect().await;
+        for request in [&with_body, without, &with_body] {
+            stream.write_all(request.as_bytes()).await.unwrap();
+            assert!(one(&mut stream).await.starts_with("HTTP/1.1 200"));
+        }
+    }
+
+    #[tokio::test]
+    async fn heads_that_are_too_large_or_no_http_are_refused_cleanly() {
+        let server = Server::start().await;
+        let long = format!(
+            "GET /small HTTP/1.1\r\nHost: x\r\nX-Long: {}\r\n\r\n",
+            "a".repeat(70_000)
+        );
+        let many = format!(
+            "GET /small HTTP/1.1\r\nHost: x\r\n{}\r\n",
+            "A: b\r\n".repeat(HEADERS_MAX)
+        );
+        for head in [long, many, format!("GET /{}", "a".repeat(70_000))] {
+            let answer = server.exchange(head.as_bytes()).await;
+            assert!(
+                answer.starts_with("HTTP/1.1 431 ") || answer.starts_with("HTTP/1.1 414 "),
+                "{answer}"
+            );
+        }
+        for nonsense in [
+            "\0\u{1}\r\n\r\n",
+            "GET\r\n\r\n",
+            "GET / HTTP/9.9\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost\r\n\r\n",
+        ] {
+            let answer = server.exchange(nonsense.as_bytes()).await;
+            assert!(
+                answer.is_empty() || answer.starts_with("HTTP/1.1 400 "),
+                "{nonsense:?}: {answer}"
+            );
+        }
+        let bare = server
+            .exchange(b"GET /small HTTP/1.1\nHost: x\nConnection: close\n\n")
+            .await;
+        assert!(answers(&bare) <= 1, "{bare}");
+    }
+
+    #[tokio::test]
+    async fn a_refused_body_does_not_cost_the_client_its_answer() {
+        let server = Server::start().await;
+        let size = 3 * 1024 * 1024;
+        for path in ["/echo", "/unread"] {
+            let head = format!(
+                "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+            );
+            let mut stream = server.connect().await;
+            stream.write_all(head.as_bytes()).await.unwrap();
+            // The answer is on its way and the server done with the request; the client is not done sending.
+            stream.readable().await.unwrap();
+            for piece in vec![b' '; size].chunks(64 * 1024) {
+                stream.write_all(piece).await.expect("the server reads on");
+            }
+            let answer = rest(&mut stream).await;
+            let expected = if path == "/echo" {
+                "HTTP/1.1 413 "
+            } else {
+                "HTTP/1.1 200 "
+            };
+            assert!(answer.starts_with(expected), "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_asks_before_it_sends_is_refused_without_sending() {
+        let server = Server::start().await;
+        let ask = |more: &str| format!("POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n{more}\r\n");
+        let answer = server
+            .exchange(ask("Content-Type: text/plain\r\nContent-Length: 5\r\n").as_bytes())
+            .await;
+        assert!(answer.starts_with("HTTP/1.1 415 "), "{answer}");
+        let answer = server
+            .exchange(ask("Content-Type: application/json\r\nContent-Length: 9999999\r\n").as_bytes())
+            .await;
+        assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+        let mut stream = server.connect().await;
+        stream
+            .write_all(ask("Content-Type: application/json\r\nContent-Length: 2\r\n").as_bytes())
+            .await
+            .unwrap();
+        assert!(one(&mut stream).await.starts_with("HTTP/1.1 100 "));
+        stream.write_all(b"[]").await.unwrap();
+        assert!(one(&mut stream).await.starts_with("HTTP/1.1 200 "));
+    }
+
+    #[tokio::test]
+    async fn a_body_cut_short_harms_nobody() {
+        let server = Server::start().await;
+        let head = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{";
+        let mut stream = server.connect().await;
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let answer = rest(&mut stream).await;
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400 "), "{answer}");
+        assert!(
+            server
+                .exchange(b"GET /small HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                .await
+                .ends_with("small")
+        );
+    }
+
+    /// Runs `wait` on a paused clock once the server has taken in what was sent.
+    async fn paused<T>(wait: impl Future<Output = T>) -> (T, Duration) {
+        tokio::time::pause();
+        let since = Instant::now();
+        let value = wait.await;
+        let took = since.elapsed();
+        tokio::time::resume();
+        (value, took)
+    }
+
+    #[tokio::test]
+    async fn a_slow_head_is_cut_while_an_idle_connection_is_kept_longer() {
+        let server = Server::start().await;
+        let mut silent = server.connect().await;
+        let (answer, took) = paused(async { silent.read(&mut [0; 16]).await.unwrap_or(0) }).await;
+        assert_eq!(answer, 0);
+        assert!(took >= gate::HEAD_DEADLINE && took < IDLE_DEADLINE, "{took:?}");
+
+        let mut idle = server.connect().await;
+        idle.write_all(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        one(&mut idle).await;
+        let (answer, took) = paused(async { idle.read(&mut [0; 16]).await.unwrap_or(0) }).await;
+        assert_eq!(answer, 0);
+        assert!(
+            took >= IDLE_DEADLINE - Duration::from_secs(1) && took < 2 * IDLE_DEADLINE,
+            "{took:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_head_that_drips_is_cut_by_one_deadline_from_its_first_byte() {
+        let server = Server::start().await;
+        let mut stream = server.connect().await;
+        stream
+            .write_all(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n")
+            .await
+            .unwrap();
+        one(&mut stream).await;
+        let (cut, took) = paused(async {
+            for _ in 0..100 {
+                if stream.write_all(b"G").await.is_err() {
+                    return true;
+                }
+                if let Ok(read) = timeout(Duration::from_secs(1), stream.read(&mut [0; 16])).await {
+                    return matches!(read, Ok(0) | Err(_));
+                }
+            }
+            false
+        })
+        .await;
+        assert!(cut, "never cut");
+        assert!(took <= gate::HEAD_DEADLINE + Duration::from_secs(3), "{took:?}");
+    }
+
+    #[tokio::test]
+    async fn a_stop_closes_idle_connections_finishes_what_runs_and_takes_nothing_new() {
+        let server = Server::start().await;
+        let mut idle = server.connect().await;
+        idle.write_all(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        one(&mut idle).await;
+        let mut busy = server.connect().await;
+        busy.write_all(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        server.begun.notified().await;
+
+        server.stop.cancel();
+        assert_eq!(rest(&mut idle).await, "");
+        assert!(TcpStream::connect(server.at).await.is_err(), "nothing listens any more");
+        server.end.notify_one();
+        assert!(rest(&mut busy).await.ends_with("done"));
+        timeout(PATIENCE, server.task)
+            .await
+            .expect("serve returns")
+            .unwrap()
+            .unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_request_that_outlasts_the_drain_is_cut() {
+        let server = Server::start().await;
+        let mut busy = server.connect().await;
+        busy.write_all(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        server.begun.notified().await;
+        server.stop.cancel();
+        let (result, took) = paused(server.task).await;
+        result.unwrap().unwrap();
+        assert!(
+            took >= DRAIN_DEADLINE && took < DRAIN_DEADLINE + Duration::from_secs(1),
+            "{took:?}"
+        );
+        let _ = busy;
+    }
+
+    #[tokio::test]
+    async fn a_client_that_reads_nothing_is_cut() {
+        let server = Server::start().await;
+        let mut deaf = server.connect().await;
+        deaf.write_all(b"GET /big HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        deaf.readable().await.unwrap();
+        tokio::time::pause();
+        tokio::time::sleep(Duration::from_secs(70)).await;
+        tokio::time::resume();
+        let mut out = Vec::new();
+        let ended = timeout(PATIENCE, deaf.read_to_end(&mut out))
+            .await
+            .expect("the server closes");
+        assert!(ended.is_err() || out.len() < 64 << 20, "{} bytes came", out.len());
+    }
 }
