@@ -116,9 +116,17 @@ impl App {
             worker: delivery.vitals.clone(),
         });
         let checks = vitals::checks(&store, &keys, &delivery.vitals, config.delivery.dlq_degraded_at);
-        let release = config.release.commit.as_deref().unwrap_or(env!("OPENVIBE_EVENTS_COMMIT"));
+        let release = config
+            .release
+            .commit
+            .as_deref()
+            .unwrap_or(env!("OPENVIBE_EVENTS_COMMIT"));
         let metrics = telemetry::Metrics::install();
         telemetry::release(SERVICE, release);
+        tokio::spawn({
+            let (metrics, stop) = (metrics.clone(), stop_background.clone());
+            async move { metrics.keep(stop).await }
+        });
         let readiness = Arc::new(Readiness::new(release, checks, vitals.clone(), clock::now));
 
         let api = Arc::new(Api {

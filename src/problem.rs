@@ -8,7 +8,7 @@ use std::error::Error as StdError;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, Response, StatusCode};
 use axum::response::IntoResponse;
 use serde::ser::SerializeMap;
@@ -406,14 +406,8 @@ impl ApiError {
         if let Some(seconds) = self.retry_after_s() {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
-        match self {
-            Self::Token(_) => {
-                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            Self::RateLimited { .. } => {
-                headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-            }
-            _ => {}
+        if matches!(self, Self::RateLimited { .. }) {
+            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         }
         response
     }

@@ -6,7 +6,7 @@
 #![expect(clippy::disallowed_macros, reason = "the one home of the metrics macros")]
 
 use std::fmt::Write as _;
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -72,6 +72,7 @@ pub fn log_to_stderr(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| format!("the log filter {filter:?}: {error}"))?;
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr);
     match format {
         LogFormat::Human => subscriber.try_init(),

@@ -17,9 +17,9 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use crate::domain::deliveries::DeliveryCounts;
 use crate::domain::time::Millis;
 use crate::problem::Cause;
-use crate::domain::deliveries::DeliveryCounts;
 
 /// The name of this service in health, readiness and release documents.
 pub const SERVICE: &str = "events";

@@ -1,0 +1,165 @@
+//! The ledger: every acknowledged publish is an obligation, and after the faults stop each one must have been met.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use parking_lot::Mutex;
+use serde_json::Value;
+use sqlx::PgPool;
+
+use super::{client::Response, envelopes::Envelope, receiver::Receiver};
+
+/// Which events a receiver's path is owed.
+type Owed = Box<dyn Fn(&Value) -> bool + Send + Sync>;
+
+/// What has been acknowledged and who must get it. Safe to share between publishers.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    routes: Vec<(String, Owed)>,
+    entries: Mutex<BTreeMap<String, Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    paths: Vec<String>,
+    cursors: BTreeSet<String>,
+}
+
+impl Ledger {
+    /// Owes `path` of the receiver every acknowledged envelope that `owed` says yes to.
+    pub(crate) fn route(mut self, path: &str, owed: impl Fn(&Value) -> bool + Send + Sync + 'static) -> Self {
+        self.routes.push((path.to_owned(), Box::new(owed)));
+        self
+    }
+
+    /// Owes `path` every event of exactly this type.
+    pub(crate) fn route_type(self, path: &str, event_type: &str) -> Self {
+        let event_type = event_type.to_owned();
+        self.route(path, move |envelope| envelope["event_type"] == event_type)
+    }
+
+    /// Notes what an answer acknowledged of the envelopes it was given for, in their order.
+    ///
+    /// A refusal owes nothing, and neither does an answer that was lost: it may have been stored or not.
+    #[track_caller]
+    pub(crate) fn note<'a>(&self, published: impl IntoIterator<Item = &'a Envelope>, answer: &Response) {
+        if !(200..300).contains(&answer.status) {
+            return;
+        }
+        let published: Vec<&Envelope> = published.into_iter().collect();
+        let results = answer.body["results"].as_array();
+        let results = results.map_or(std::slice::from_ref(&answer.body), Vec::as_slice);
+        assert_eq!(
+            results.len(),
+            published.len(),
+            "one result for each envelope: {}",
+            answer.text
+        );
+        let mut entries = self.entries.lock();
+        for (envelope, result) in published.into_iter().zip(results) {
+            assert_eq!(
+                result["event_id"],
+                envelope.id(),
+                "results in the order of the request: {}",
+                answer.text
+            );
+            let routes = self.routes.iter().filter(|(_, owed)| owed(envelope.json()));
+            let paths = routes.map(|(path, _)| path.clone()).collect();
+            let new = Entry {
+                paths,
+                cursors: BTreeSet::new(),
+            };
+            let entry = entries.entry(envelope.id().to_owned()).or_insert(new);
+            entry.cursors.extend(result["cursor"].as_str().map(ToOwned::to_owned));
+        }
+    }
+
+    /// How many events were acknowledged.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.lock().len()
+    }
+
+    /// What the receiver has not been given yet, as `event id -> path`.
+    pub(crate) fn open(&self, receiver: &Receiver) -> Vec<String> {
+        let calls = receiver.calls();
+        let got: BTreeSet<(&str, &str)> = calls.iter().map(|call| (call.event_id(), call.path())).collect();
+        let entries = self.entries.lock();
+        let owed = entries
+            .iter()
+            .flat_map(|(id, entry)| entry.paths.iter().map(move |path| (id, path)));
+        owed.filter(|(id, path)| !got.contains(&(id.as_str(), path.as_str())))
+            .map(|(id, path)| format!("{id} -> {path}"))
+            .collect()
+    }
+
+    /// Waits until every obligation has arrived at least once; fails with the first that have not.
+    pub(crate) async fn settle(&self, receiver: &Receiver, deadline: Duration) {
+        let started = std::time::Instant::now();
+        loop {
+            let calls = receiver.calls().len();
+            let open = self.open(receiver);
+            if open.is_empty() {
+                return;
+            }
+            let left = deadline.saturating_sub(started.elapsed());
+            if tokio::time::timeout(left, receiver.more_calls_than(calls))
+                .await
+                .is_err()
+            {
+                let first = open[..open.len().min(10)].join("\n");
+                panic!(
+                    "{} of {} obligations not met within {deadline:?}:\n{first}",
+                    open.len(),
+                    self.len()
+                );
+            }
+        }
+    }
+
+    /// Fails unless every acknowledged event is stored exactly once, under a position of its own, and that position is
+    /// the only one its answers ever named.
+    pub(crate) async fn assert_stored_once(&self, pool: &PgPool) {
+        let ids: Vec<String> = self.entries.lock().keys().cloned().collect();
+        let rows: Vec<(String, i64)> = sqlx::query_as("SELECT id, seq FROM events WHERE id = ANY($1)")
+            .bind(&ids)
+            .fetch_all(pool)
+            .await
+            .expect("the stored events");
+        let positions: BTreeSet<i64> = rows.iter().map(|(_, seq)| *seq).collect();
+        assert_eq!(positions.len(), rows.len(), "no two events share a position");
+        let mut stored: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
+        for (id, seq) in &rows {
+            stored.entry(id).or_default().push(*seq);
+        }
+        let entries = self.entries.lock();
+        for (id, entry) in entries.iter() {
+            let seqs = stored.get(id.as_str()).map_or(&[][..], Vec::as_slice);
+            let [seq] = seqs else {
+                panic!("{id} was acknowledged and is stored {} times", seqs.len())
+            };
+            for cursor in &entry.cursors {
+                assert_eq!(
+                    position_of(cursor),
+                    Some(*seq),
+                    "{id} is stored at {seq}, and an answer said {cursor}"
+                );
+            }
+        }
+    }
+}
+
+/// The position a cursor names.
+pub(crate) fn position_of(cursor: &str) -> Option<i64> {
+    let mut parts = cursor.split('.');
+    let (Some("c1"), Some(_epoch), Some(position), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return None;
+    };
+    String::from_utf8(URL_SAFE_NO_PAD.decode(position).ok()?)
+        .ok()?
+        .parse()
+        .ok()
+}
