@@ -488,7 +488,7 @@ fn free_port(wanted: Option<u16>) -> io::Result<u16> {
 }
 
 /// How a process was started; empty when there is none of that number or nothing tells.
-async fn command_line(pid: u32) -> String {
+pub(super) async fn command_line(pid: u32) -> String {
     if let Ok(line) = fs::read(format!("/proc/{pid}/cmdline")) {
         return String::from_utf8_lossy(&line).into_owned();
     }

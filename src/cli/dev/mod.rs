@@ -32,6 +32,7 @@ pub use service::ServiceError;
 
 use crate::config::process_variable;
 use cluster::{Cluster, private_file};
+use demo::Stage;
 use issuer::Issuer;
 use receiver::Receiver;
 use service::{Inherit, Service, Settings};
@@ -136,9 +137,7 @@ async fn with_cluster(args: &DevArgs, terminal: Terminal) -> Result<(), DevError
         cluster.home().display()
     ));
     let outcome = beside(args, terminal, &cluster, stop).await;
-    if args.once || outcome.is_err() {
-        terminal.line("stopping the database");
-    }
+    terminal.line("stopping the database");
     let stopped = cluster.stop().await;
     match outcome {
         Err(End::Failed(error)) => Err(error),
@@ -154,6 +153,7 @@ async fn beside(
     mut stop: std::pin::Pin<&mut impl Future<Output = ()>>,
 ) -> Result<(), End> {
     let http = api::http()?;
+    service::end_earlier(&args.data, &|line| terminal.line(line)).await?;
     let no_port = |error| DevError::System("no free port", error);
     let [service_port, issuer_port, receiver_port] = ports::three(args.port).map_err(no_port)?;
     let issuer = Issuer::start(listen(issuer_port.listener)?, &args.data.join("issuer.key"))?;
@@ -163,7 +163,14 @@ async fn beside(
         private_file(log).map_err(|error| DevError::System("the log of the service cannot be written", error))?;
     }
     let inherit = if args.demo { Inherit::Unknown } else { Inherit::Most };
-    let settings = Settings::new(service_port.number, &cluster.url(), issuer.url(), inherit, log.clone())?;
+    let settings = Settings::new(
+        &args.data,
+        service_port.number,
+        &cluster.url(),
+        issuer.url(),
+        inherit,
+        log.clone(),
+    )?;
     // Held until now, so that neither of the other two took it.
     drop(service_port.listener);
     told(terminal, "issuer", issuer.url(), issuer_port.instead_of);
@@ -174,39 +181,44 @@ async fn beside(
         started = terminal.progress("for the service to start", starting) => started?,
         () = &mut stop => return Err(End::Asked),
     };
+    let stage = Stage {
+        terminal,
+        http: &http,
+        issuer: &issuer,
+        receiver: &receiver,
+        settings: &settings,
+    };
     told(terminal, "service", service.base(), service_port.instead_of);
     if let Some(log) = &log {
         terminal.line(format_args!("log        {}", log.display()));
     }
-    if args.demo {
-        let stage = demo::Stage {
-            terminal,
-            http: &http,
-            issuer: issuer.url(),
-            receiver: &receiver,
-            settings: &settings,
-        };
-        service = tokio::select! {
-            played = demo::play(stage, service) => played.inspect_err(|error| terminal.bad(error))?,
-            () = &mut stop => return Err(End::Asked),
-        };
-    }
-    let outcome = if args.once {
-        Ok(())
-    } else {
-        lines::print(terminal, &issuer, service.base(), &receiver.url("/hook"));
-        tokio::select! {
-            error = service.ended() => return Err(End::Failed(error.into())),
-            () = lines::follow(terminal, &receiver) => Ok(()),
-            () = &mut stop => Err(End::Asked),
-        }
+    let outcome = tokio::select! {
+        outcome = with_service(args, &stage, &mut service) => outcome,
+        () = &mut stop => Err(End::Asked),
     };
     terminal.line("stopping the service");
-    service
-        .stop()
-        .await
-        .map_err(|error| DevError::System("the service cannot be stopped", error))?;
-    outcome
+    let stopped = service.stop().await;
+    outcome?;
+    stopped.map_err(|error| DevError::System("the service cannot be stopped", error))?;
+    Ok(())
+}
+
+/// The tour, where it is asked for, and then what `dev` shows until it is stopped.
+async fn with_service(args: &DevArgs, stage: &Stage<'_>, service: &mut Service) -> Result<(), End> {
+    let terminal = stage.terminal;
+    if args.demo {
+        demo::play(*stage, service)
+            .await
+            .inspect_err(|error| terminal.bad(error))?;
+    }
+    if args.once {
+        return Ok(());
+    }
+    lines::print(terminal, stage.issuer, service.base(), &stage.receiver.url("/hook"));
+    tokio::select! {
+        error = service.ended() => Err(error.into()),
+        () = lines::follow(terminal, stage.receiver) => Ok(()),
+    }
 }
 
 fn listen(listener: std::net::TcpListener) -> Result<TcpListener, DevError> {

@@ -1,9 +1,9 @@
 //! The service as a child process: this same binary with `serve`, its settings in its environment.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -12,13 +12,16 @@ use tokio::time::Instant;
 
 use crate::config::{Config, ConfigErrors, process_variable, process_variable_names, variables};
 
-use super::cluster::tail;
+use super::cluster::{command_line, tail};
 
 /// How long a start may take, migrations included.
 const READY_MAX: Duration = Duration::from_secs(60);
 
 /// How long a stop may take before the process is killed: the service promises 10 s.
 const STOP_MAX: Duration = Duration::from_secs(15);
+
+/// Names the process of the service, below the data directory.
+const PID_FILE: &str = "service.pid";
 
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -39,6 +42,9 @@ pub enum ServiceError {
         /// The end of its log, where it has one.
         log: String,
     },
+    /// One of an earlier run does not stop.
+    #[error("process {0}, the service of an earlier run, does not stop; end it by hand")]
+    Earlier(u32),
     /// It never became ready.
     #[error("the service was not ready within {} s; /api/ready last said: {last}.{log}", READY_MAX.as_secs())]
     NotReady {
@@ -63,6 +69,7 @@ pub(super) enum Inherit {
 pub(super) struct Settings {
     ours: BTreeMap<&'static str, String>,
     inherit: Inherit,
+    pid_file: PathBuf,
     log: Option<PathBuf>,
 }
 
@@ -75,9 +82,10 @@ pub(super) struct Service {
 }
 
 impl Settings {
-    /// A service on `port` of 127.0.0.1, with the database of `database_url`, that believes `issuer_url` only. Its log
-    /// goes to `log`, else to where ours goes.
+    /// A service on `port` of 127.0.0.1, with the database of `database_url`, that believes `issuer_url` only. What is
+    /// known of it is kept in `data`. Its log goes to `log`, else to where ours goes.
     pub(super) fn new(
+        data: &Path,
         port: u16,
         database_url: &str,
         issuer_url: &str,
@@ -93,7 +101,12 @@ impl Settings {
             ("OV_NETWORK_INTERNAL_URL", issuer_url.to_owned()),
             ("OV_NETWORK_ISSUER", issuer_url.to_owned()),
         ]);
-        let settings = Self { ours, inherit, log };
+        let settings = Self {
+            ours,
+            inherit,
+            pid_file: data.join(PID_FILE),
+            log,
+        };
         Config::read(&|name| settings.get(name, &process_variable))?;
         Ok(settings)
     }
@@ -138,6 +151,7 @@ impl Service {
         }
         command.envs(&settings.ours);
         if let Some(log) = &settings.log {
+            command.env("NO_COLOR", "1");
             // Written on, not anew: a restart belongs to the same story.
             let out = File::options().create(true).append(true).open(log)?;
             command.stderr(out.try_clone()?).stdout(out);
@@ -147,6 +161,7 @@ impl Service {
             base: settings.base(),
             log: settings.log.clone(),
         };
+        fs::write(&settings.pid_file, service.pid().to_string())?;
         service.ready(http).await?;
         Ok(service)
     }
@@ -156,9 +171,9 @@ impl Service {
         &self.base
     }
 
-    /// Its process id.
+    /// Its process id; 0 when it has ended.
     pub(super) fn pid(&self) -> u32 {
-        self.child.id().unwrap_or_default()
+        self.child.id().unwrap_or(0)
     }
 
     /// Ends it at once, as `kill -9` does.
@@ -169,17 +184,15 @@ impl Service {
 
     /// Asks it to stop, and kills it when it does not.
     pub(super) async fn stop(mut self) -> io::Result<ExitStatus> {
-        let pid = self.pid().to_string();
-        let asked = Command::new("sh")
-            .args(["-c", "kill -TERM \"$1\"", "sh", &pid])
-            .status()
-            .await;
-        if asked.is_ok_and(|status| status.success())
+        // One that has ended has no id any more.
+        if let Some(pid) = self.child.id()
+            && terminate(pid).await
             && let Ok(ended) = tokio::time::timeout(STOP_MAX, self.child.wait()).await
         {
             return ended;
         }
-        self.kill().await
+        self.child.start_kill().ok();
+        self.child.wait().await
     }
 
     /// Awaits its end, which nobody asked for.
@@ -221,12 +234,60 @@ impl Service {
     }
 }
 
+/// Stops a service that an earlier run left behind when it was killed: it would work on our database beside ours.
+///
+/// # Errors
+///
+/// It does not stop.
+pub(super) async fn end_earlier(data: &Path, say: &dyn Fn(&str)) -> Result<(), ServiceError> {
+    let Some(pid) = fs::read_to_string(data.join(PID_FILE))
+        .ok()
+        .and_then(|text| text.parse().ok())
+    else {
+        return Ok(());
+    };
+    let started = Instant::now();
+    let mut asked = false;
+    // The number may belong to another program by now.
+    while is_service(&command_line(pid).await) {
+        if !asked {
+            say("stopping the service of an earlier run");
+            terminate(pid).await;
+            asked = true;
+        }
+        if started.elapsed() > STOP_MAX {
+            return Err(ServiceError::Earlier(pid));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}
+
+fn is_service(command_line: &str) -> bool {
+    let mut words = command_line
+        .split(['\0', ' '])
+        .map(str::trim)
+        .filter(|word| !word.is_empty());
+    let program = words.next().unwrap_or_default();
+    program.ends_with("/openvibe-events") && words.next() == Some("serve") && words.next().is_none()
+}
+
+/// Sends SIGTERM through the shell, the one way that every system has and that needs no unsafe code.
+async fn terminate(pid: u32) -> bool {
+    let asked = Command::new("sh")
+        .args(["-c", "kill -TERM \"$1\"", "sh", &pid.to_string()])
+        .status()
+        .await;
+    asked.is_ok_and(|status| status.success())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn settings(inherit: Inherit) -> Settings {
         let made = Settings::new(
+            Path::new("/nowhere"),
             4310,
             "postgresql://u:p@127.0.0.1:1/d",
             "http://127.0.0.1:4311",
@@ -260,5 +321,19 @@ mod tests {
         assert_eq!(config.http.listen.to_string(), "127.0.0.1:4310");
         assert_eq!(config.identity.issuer, "http://127.0.0.1:4311");
         assert_eq!(config.identity.network_internal_url, "http://127.0.0.1:4311");
+    }
+
+    #[test]
+    fn only_a_service_of_ours_is_taken_for_one() {
+        assert!(is_service("/x/target/debug/openvibe-events\0serve\0"));
+        assert!(is_service("/x/openvibe-events serve\n"));
+        for other in [
+            "",
+            "/bin/vi\0serve\0",
+            "/x/openvibe-events\0dev\0",
+            "/x/openvibe-events\0serve\0more\0",
+        ] {
+            assert!(!is_service(other), "{other:?}");
+        }
     }
 }

@@ -52,7 +52,7 @@ pub(super) struct Guide<'a> {
     /// What it runs against.
     pub(super) stage: Stage<'a>,
     /// The running service.
-    pub(super) service: Service,
+    pub(super) service: &'a mut Service,
     /// The consumer of this run: a name of its own, so that no earlier run is in the way.
     pub(super) consumer: String,
     /// Tokens by client id.
@@ -68,7 +68,7 @@ pub(super) struct Guide<'a> {
 }
 
 impl<'a> Guide<'a> {
-    pub(super) fn new(stage: Stage<'a>, service: Service) -> Self {
+    pub(super) fn new(stage: Stage<'a>, service: &'a mut Service) -> Self {
         Self {
             stage,
             service,

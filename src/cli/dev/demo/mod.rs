@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::api;
+use super::issuer::Issuer;
 use super::receiver::Receiver;
 use super::service::{Service, ServiceError, Settings};
 use super::terminal::Terminal;
@@ -59,20 +60,20 @@ pub(super) struct Stage<'a> {
     pub(super) terminal: Terminal,
     /// The HTTP client.
     pub(super) http: &'a reqwest::Client,
-    /// The identity issuer's origin.
-    pub(super) issuer: &'a str,
+    /// The identity issuer.
+    pub(super) issuer: &'a Issuer,
     /// The receiver of all deliveries.
     pub(super) receiver: &'a Receiver,
     /// How to start the service again.
     pub(super) settings: &'a Settings,
 }
 
-/// Plays the tour against a running service and answers the one that runs at its end.
+/// Plays the tour against a running service, which is another process at its end.
 ///
 /// # Errors
 ///
-/// The first expectation that did not hold. The service is ended then.
-pub(super) async fn play(stage: Stage<'_>, service: Service) -> Result<Service, TourError> {
+/// The first expectation that did not hold.
+pub(super) async fn play(stage: Stage<'_>, service: &mut Service) -> Result<(), TourError> {
     let started = Instant::now();
     let mut guide = Guide::new(stage, service);
     steps::tokens(&mut guide).await?;
@@ -83,6 +84,5 @@ pub(super) async fn play(stage: Stage<'_>, service: Service) -> Result<Service, 
     steps::dead_and_replayed(&mut guide).await?;
     steps::killed(&mut guide).await?;
     steps::pulled(&mut guide).await?;
-    steps::summary(&mut guide, started).await?;
-    Ok(guide.service)
+    steps::summary(&mut guide, started).await
 }

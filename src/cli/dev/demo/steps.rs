@@ -32,7 +32,7 @@ const PAGES_MAX: usize = 100;
 pub(super) async fn tokens(guide: &mut Guide<'_>) -> Result<(), TourError> {
     let terminal = guide.stage.terminal;
     terminal.step(1, "Every caller has a token of its own");
-    let url = format!("{}/oauth/token", guide.stage.issuer);
+    let url = format!("{}/oauth/token", guide.stage.issuer.url());
     for client in ["media", "live", "billing", "community", &guide.consumer.clone()] {
         let form = format!("grant_type=client_credentials&client_id={client}&audience=openvibe.events");
         let request = guide
@@ -286,18 +286,14 @@ pub(super) async fn killed(guide: &mut Guide<'_>) -> Result<(), TourError> {
         "the receiver holds {} and does not answer",
         first.event_id()
     ));
-    let pid = guide.service.pid();
+
     let late_post = post_created("post-late");
     let killed_at = kill(guide, &late_post).await?;
-    terminal.seen(format_args!(
-        "kill -9 {pid}; a publish now meets a closed door, and is kept for later"
-    ));
+
     receiver.script(&path, &[], Act::Answer(204));
 
-    guide.service = {
-        let starting = Service::start(guide.stage.settings, guide.stage.http);
-        terminal.progress("for the service to start again", starting).await?
-    };
+    let starting = Service::start(guide.stage.settings, guide.stage.http);
+    *guide.service = terminal.progress("for the service to start again", starting).await?;
     terminal.seen(format_args!("process {} has taken its place", guide.service.pid()));
     let results = guide.publish("posts", std::slice::from_ref(&late_post)).await?;
     guide.expect(
@@ -461,11 +457,18 @@ async fn hook(
 /// Kills the service as `kill -9` does, and tries to publish while it is away. Answers when it was killed.
 async fn kill(guide: &mut Guide<'_>, post: &Draft) -> Result<Instant, TourError> {
     let url = format!("{}/api/v1/events", guide.service.base());
+    guide
+        .stage
+        .terminal
+        .seen(format_args!("kill -9 {}", guide.service.pid()));
     guide.service.kill().await.map_err(TourError::Kill)?;
     let killed_at = Instant::now();
     let token = guide.tokens.get(post.source).map_or("", String::as_str);
     let refused = super::api::send(guide.stage.http, Method::POST, &url, token, Some(&post.envelope)).await;
-    guide.expect(refused.is_err(), "the service is gone")?;
+    guide.expect(
+        refused.is_err(),
+        "the service is gone: a publish gets no answer, and its producer keeps it for later",
+    )?;
     Ok(killed_at)
 }
 
