@@ -4,6 +4,7 @@
 //! The PostgreSQL server comes from `OV_TEST_PG_URL`; without it a test fails and says how to start one.
 
 mod contracts;
+mod dev;
 mod delivery_worker;
 mod first_event;
 mod harness_self;
