@@ -174,11 +174,16 @@ async fn beat(store: SharedStore, life: Arc<Life>, versions: watch::Sender<i64>,
         let asked = Instant::now();
         let renewal = timeout(RENEW_DEADLINE, renew(&store, &mut heartbeat, life.owner())).await;
         let next = match renewal {
-            Ok(Ok(version)) => {
+            Ok(Ok(Some(version))) => {
                 life.renewed(asked);
                 versions.send_replace(version);
                 failing = false;
                 asked + RENEW_INTERVAL
+            }
+            Ok(Ok(None)) => {
+                // The database's clock says that it died, whatever this process's says.
+                life.lost.cancel();
+                return;
             }
             failed => {
                 // The state of the connection is unknown; the next renewal uses a new one.
@@ -208,7 +213,7 @@ async fn beat(store: SharedStore, life: Arc<Life>, versions: watch::Sender<i64>,
     }
 }
 
-async fn renew(store: &SharedStore, heartbeat: &mut Option<Heartbeat>, owner: &str) -> Result<i64, StoreError> {
+async fn renew(store: &SharedStore, heartbeat: &mut Option<Heartbeat>, owner: &str) -> Result<Option<i64>, StoreError> {
     let open = match heartbeat {
         Some(open) => open,
         None => heartbeat.insert(store.heartbeat().await?),
@@ -235,7 +240,8 @@ async fn recover(store: SharedStore, life: Arc<Life>, wake: Wake) {
     let mut fold_at = Instant::now() + FOLD_INTERVAL;
     loop {
         sleep(RECOVER_INTERVAL).await;
-        match store.release_lost(life.may_judge(Instant::now())).await {
+        let judge = life.may_judge(Instant::now()).then(|| &**life.owner());
+        match store.release_lost(judge).await {
             Ok(released) if released.is_empty() => {}
             Ok(released) => {
                 tracing::info!("claims that ended without a result are free again: {released:?}");

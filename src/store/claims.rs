@@ -251,18 +251,21 @@ impl Store {
         Ok(pass)
     }
 
-    /// Releases claims whose lease has ended, and, when `judge_owners`, claims whose owner no longer lives. A released
+    /// Releases claims whose lease has ended, and, when there is a `judge`, an owner that lives now as
+    /// well, claims whose owner no longer lives. A released
     /// row is due at once, and its attempt counts: it may have left the process. Answers the
     /// subscriptions that have work again.
-    pub async fn release_lost(&self, judge_owners: bool) -> Result<Vec<SubscriptionId>, StoreError> {
+    pub async fn release_lost(&self, judge: Option<&str>) -> Result<Vec<SubscriptionId>, StoreError> {
         let mut transaction = self.begin_relaxed().await?;
         let rows = sqlx::query!(
             r#"
             WITH lost AS (
                 SELECT d.subscription_id, d.seq FROM deliveries d
                 WHERE d.lease_until IS NOT NULL
-                  AND (d.lease_until <= now_ms() OR ($1 AND NOT EXISTS (
-                      SELECT FROM workers w WHERE w.owner = d.lease_owner AND w.alive_until > now_ms())))
+                  AND (d.lease_until <= now_ms() OR (
+                      EXISTS (SELECT FROM workers j WHERE j.owner = $1 AND j.alive_until > now_ms())
+                      AND NOT EXISTS (
+                          SELECT FROM workers w WHERE w.owner = d.lease_owner AND w.alive_until > now_ms())))
                 ORDER BY d.seq, d.subscription_id
                 LIMIT $2
                 FOR UPDATE SKIP LOCKED
@@ -281,7 +284,7 @@ impl Store {
                    former AS "former!"
             FROM released
             "#,
-            judge_owners,
+            judge,
             RECOVER_ROWS_MAX,
         )
         .fetch_all(self.run(&mut transaction))

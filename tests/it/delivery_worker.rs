@@ -667,3 +667,54 @@ async fn an_enabled_subscription_is_served_though_nobody_rings() {
     enable(1).await;
     world.receiver.wait_calls(1, Duration::from_secs(4)).await;
 }
+
+#[tokio::test]
+async fn an_owner_that_was_dead_once_judges_nobody_and_begins_anew() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |_| Answer::hang(204));
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let process = Process::start(world.database.url(), settings()).await;
+    world.publish(1, &[&id]).await;
+    world.receiver.wait_calls(1, SOON).await;
+    let owner: String = sqlx::query_scalar("SELECT lease_owner FROM deliveries")
+        .fetch_one(world.database.pool())
+        .await
+        .expect("an owner");
+    let mut late = world.store.heartbeat().await.expect("a connection");
+    late.renew("judge").await.expect("a renewal").expect("a living owner");
+    assert!(
+        world
+            .store
+            .release_lost(Some("judge"))
+            .await
+            .expect("a pass")
+            .is_empty(),
+        "its owner lives"
+    );
+
+    // As if every renewal had been held up for longer than a life.
+    sqlx::query("UPDATE workers SET alive_until = now_ms() - 1")
+        .execute(world.database.pool())
+        .await
+        .expect("dead owners");
+    assert_eq!(late.renew("judge").await.expect("an answer"), None, "too late");
+    assert!(
+        world
+            .store
+            .release_lost(Some("judge"))
+            .await
+            .expect("a pass")
+            .is_empty(),
+        "the dead judge nobody"
+    );
+    eventually("the worker has a new name", SOON, async || {
+        let living: Vec<String> = sqlx::query_scalar("SELECT owner FROM workers WHERE alive_until > now_ms()")
+            .fetch_all(world.database.pool())
+            .await
+            .expect("the workers");
+        living.iter().any(|other| *other != owner) && process.vitals.read().running
+    })
+    .await;
+    world.receiver.answer_with("/hook", |_| Answer::status(204));
+    world.all(&id, "delivered").await;
+}
