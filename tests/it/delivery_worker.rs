@@ -117,7 +117,7 @@ struct World {
     store: SharedStore,
 }
 
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, sqlx::FromRow)]
 struct Row {
     status: String,
     attempt: i32,
@@ -202,24 +202,15 @@ impl World {
 
     /// The deliveries of a subscription in position order.
     async fn rows(&self, subscription: &SubscriptionId) -> Vec<Row> {
-        let rows: Vec<(String, i32, Option<i32>, Option<String>, bool, Option<i64>)> = sqlx::query_as(
-            "SELECT status, attempt, last_status, last_error, lease_until IS NOT NULL, next_attempt_at - now_ms() \
+        sqlx::query_as(
+            "SELECT status, attempt, last_status, last_error, lease_until IS NOT NULL AS leased, \
+                    next_attempt_at - now_ms() AS due_in_ms \
              FROM deliveries WHERE subscription_id = $1 ORDER BY seq",
         )
         .bind(subscription.as_str())
         .fetch_all(self.database.pool())
         .await
-        .expect("the rows");
-        rows.into_iter()
-            .map(|(status, attempt, last_status, last_error, leased, due_in_ms)| Row {
-                status,
-                attempt,
-                last_status,
-                last_error,
-                leased,
-                due_in_ms,
-            })
-            .collect()
+        .expect("the rows")
     }
 
     /// Waits until every delivery of the subscription has this status.
@@ -327,7 +318,9 @@ async fn an_attempt_without_an_answer_fails_in_words_that_give_nothing_away() {
 #[tokio::test]
 async fn a_body_is_not_waited_for_and_changes_nothing() {
     let world = World::new().await;
-    world.receiver.answer_with("/slow", |_| Answer::trickle_body(200));
+    world
+        .receiver
+        .answer_with("/slow", |_| Answer::trickle_body(200).body_of(60_000));
     world
         .receiver
         .answer_with("/huge", |_| Answer::status(200).body_of(1_000_000));
