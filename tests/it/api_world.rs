@@ -1,0 +1,229 @@
+//! What the tests of the HTTP surface share: a running service, and short words for asking and judging.
+//!
+//! Starting a service takes longer than most of these tests, so those that do not mind neighbours use one world of two
+//! processes together. They tell their rows apart by fresh event types and consumers.
+
+use std::sync::{Arc, OnceLock, Weak};
+
+use openvibe_events::http::api::ROUTES;
+use reqwest::{Method, header::CONTENT_TYPE};
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, PgPool, postgres::PgPoolOptions};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    runtime::Runtime,
+    sync::Mutex,
+};
+
+use crate::support::{
+    client::{Client, Response, assert_problem},
+    contracts::assert_valid,
+    database::Database,
+    network::{ADMIN_CAP, Network, TokenSpec},
+    service::{Service, start_many},
+    wait::{SOON, within},
+};
+
+/// Subscriptions a consumer may hold in the shared world.
+pub(crate) const SUBSCRIPTIONS_MAX: usize = 12;
+
+/// What stands in for a path parameter in the table of routes.
+const PARAMETER: &str = "{id}";
+
+/// Services on a database. They send nothing, so that delivery rows stay as a test put them.
+#[derive(Debug)]
+struct World {
+    services: Vec<Service>,
+    network: Network,
+    database: Database,
+}
+
+impl World {
+    async fn start(processes: usize, env: &[(&str, &str)]) -> Self {
+        let (database, network) = tokio::join!(Database::create(), Network::start());
+        let all: Vec<_> = [("EVENTS_WORKER", "off")].into_iter().chain(env.iter().copied()).collect();
+        let services = start_many(&database, &network, processes, &all).await;
+        Self {
+            services,
+            network,
+            database,
+        }
+    }
+}
+
+/// A world as one test sees it: its own clients and connections.
+#[derive(Debug)]
+pub(crate) struct Site {
+    world: Arc<World>,
+    clients: Vec<Client>,
+    /// For looking at and preparing rows.
+    pub(crate) pool: PgPool,
+}
+
+impl Site {
+    /// The world that tests share. It ends with the last test that holds it.
+    pub(crate) async fn shared() -> Self {
+        static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+        static WORLD: Mutex<Weak<World>> = Mutex::const_new(Weak::new());
+        let mut slot = WORLD.lock().await;
+        if let Some(world) = slot.upgrade() {
+            return Self::of(world);
+        }
+        // Its tasks must outlive the runtime of the test that happens to come first.
+        let runtime = RUNTIME.get_or_init(|| Runtime::new().expect("a runtime for the shared world"));
+        let started = tokio::task::spawn_blocking(|| {
+            let limit = SUBSCRIPTIONS_MAX.to_string();
+            runtime.block_on(World::start(2, &[("EVENTS_MAX_SUBSCRIPTIONS", limit.as_str())]))
+        });
+        let world = Arc::new(started.await.expect("the shared world starts"));
+        *slot = Arc::downgrade(&world);
+        Self::of(world)
+    }
+
+    /// A world of the test's own, for what a neighbour would disturb.
+    pub(crate) async fn own(processes: usize, env: &[(&str, &str)]) -> Self {
+        Self::of(Arc::new(World::start(processes, env).await))
+    }
+
+    fn of(world: Arc<World>) -> Self {
+        let clients = world
+            .services
+            .iter()
+            .map(|service| Client::new(service.base()))
+            .collect();
+        let pool = PgPoolOptions::new().max_connections(4).connect_lazy(world.database.url());
+        Self {
+            world,
+            clients,
+            pool: pool.expect("a database URL made from a good server URL"),
+        }
+    }
+
+    /// A client of the first process.
+    pub(crate) fn one(&self) -> &Client {
+        &self.clients[0]
+    }
+
+    /// A client of the second process.
+    pub(crate) fn two(&self) -> &Client {
+        &self.clients[1]
+    }
+
+    /// The first process.
+    pub(crate) fn service(&self) -> &Service {
+        &self.world.services[0]
+    }
+
+    /// The issuer.
+    pub(crate) fn network(&self) -> &Network {
+        &self.world.network
+    }
+
+    /// One number out of the database.
+    pub(crate) async fn number(&self, sql: &str, about: &str) -> i64 {
+        sqlx::query_scalar(AssertSqlSafe(sql))
+            .bind(about)
+            .fetch_one(&self.pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    /// Runs statements.
+    pub(crate) async fn run(&self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql))
+            .execute(&self.pool)
+            .await
+            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    /// How often an event id stands in the log and among the receipts.
+    pub(crate) async fn traces_of(&self, event_id: &str) -> i64 {
+        let sql = "SELECT (SELECT count(*) FROM events WHERE id = $1) \
+                   + (SELECT count(*) FROM idempotency_receipts WHERE event_id = $1)";
+        self.number(sql, event_id).await
+    }
+
+    /// How many deliveries a subscription has.
+    pub(crate) async fn deliveries_of(&self, subscription_id: &str) -> i64 {
+        self.number(
+            "SELECT count(*) FROM deliveries WHERE subscription_id = $1",
+            subscription_id,
+        )
+        .await
+    }
+
+    /// Makes a subscription of `consumer` and yields the answer.
+    pub(crate) async fn subscribe(&self, consumer: &str, pattern: &str, path: &str) -> Value {
+        let body = json!({ "topic_pattern": pattern, "endpoint": endpoint(path) });
+        let token = self.one().service_token(consumer);
+        let answer = self.one().post("/api/v1/subscriptions", Some(&token), &body).await;
+        let view = answer.expect(201);
+        assert_valid("events.subscription-result@1", &view);
+        view
+    }
+}
+
+/// An address that subscriptions may name; nothing listens there.
+pub(crate) fn endpoint(path: &str) -> String {
+    format!("http://127.0.0.1:9/{path}")
+}
+
+/// The name of a service that no other test uses. It may read and subscribe; it owns no event types.
+pub(crate) fn consumer() -> String {
+    format!("c{}", ulid::Ulid::generate().to_string().to_lowercase())
+}
+
+/// An operator's token.
+pub(crate) fn operator() -> String {
+    TokenSpec::service("ops").caps(&[ADMIN_CAP]).sign()
+}
+
+/// A member that is text.
+#[track_caller]
+pub(crate) fn text<'a>(value: &'a Value, member: &str) -> &'a str {
+    value[member]
+        .as_str()
+        .unwrap_or_else(|| panic!("{member} is text in {value}"))
+}
+
+/// Judges a refusal by its contract and yields its document.
+#[track_caller]
+pub(crate) fn refused(response: &Response, status: u16, code: &str) -> Value {
+    let document = assert_problem(response, status, code);
+    assert_valid("errors.problem@1", &document);
+    document
+}
+
+/// Sends a body as it is, as JSON.
+pub(crate) async fn send(client: &Client, method: &str, path: &str, token: Option<&str>, body: String) -> Response {
+    let request = client.request(method_of(method), path, token);
+    client
+        .send(request.header(CONTENT_TYPE, "application/json").body(body))
+        .await
+}
+
+/// A method by its name.
+pub(crate) fn method_of(name: &str) -> Method {
+    name.parse().expect("a method's name")
+}
+
+/// Every route of the API with `id` in place of its parameter.
+pub(crate) fn routes(id: &str) -> Vec<(&'static str, String)> {
+    ROUTES
+        .iter()
+        .map(|route| (route.method, route.path.replace(PARAMETER, id)))
+        .collect()
+}
+
+/// Writes bytes to the service and reads until it closes the connection.
+pub(crate) async fn raw(service: &Service, bytes: &[u8]) -> String {
+    let address = service.base().trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    stream.write_all(bytes).await.expect("the request is sent");
+    let mut answer = Vec::new();
+    within("the connection is closed", SOON, stream.read_to_end(&mut answer))
+        .await
+        .expect("the answer is read");
+    String::from_utf8(answer).expect("an answer in UTF-8")
+}
