@@ -227,3 +227,55 @@ pub(crate) async fn raw(service: &Service, bytes: &[u8]) -> String {
         .expect("the answer is read");
     String::from_utf8(answer).expect("an answer in UTF-8")
 }
+
+/// `length` times the same ASCII byte in gzip: one literal, then copies of 258 (and once of 3) from one byte back.
+pub(crate) fn packed_run(byte: u8, length: usize) -> Vec<u8> {
+    assert!(byte < 144 && length > 4);
+    let mut bits = vec![true, true, false]; // the last block, with the fixed codes
+    let mut code = |value: u32, count: u32| bits.extend((0..count).rev().map(|at| value >> at & 1 == 1));
+    code(u32::from(byte) + 0x30, 8);
+    let mut left = length - 1;
+    while left >= 258 + 3 || left == 258 {
+        code(0b1100_0101, 8);
+        code(0, 5);
+        left -= 258;
+    }
+    while left > 0 {
+        code(u32::from(byte) + 0x30, 8);
+        left -= 1;
+    }
+    code(0, 7);
+    let deflated = bits.chunks(8).map(|byte| {
+        byte.iter()
+            .enumerate()
+            .fold(0_u8, |value, (at, &bit)| value | u8::from(bit) << at)
+    });
+    gzip(deflated.collect(), &vec![byte; length])
+}
+
+/// Text in gzip, not made any shorter.
+pub(crate) fn packed(text: &str) -> Vec<u8> {
+    let mut stored = Vec::new();
+    let chunks: Vec<&[u8]> = text.as_bytes().chunks(65_535).collect();
+    for (at, chunk) in chunks.iter().enumerate() {
+        let length = u16::try_from(chunk.len()).expect("a chunk of at most 65535 bytes");
+        stored.push(u8::from(at + 1 == chunks.len()));
+        stored.extend(length.to_le_bytes());
+        stored.extend((!length).to_le_bytes());
+        stored.extend(*chunk);
+    }
+    gzip(stored, text.as_bytes())
+}
+
+fn gzip(deflated: Vec<u8>, original: &[u8]) -> Vec<u8> {
+    let checksum = !original.iter().fold(!0_u32, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+            (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg())
+        })
+    });
+    let mut out = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+    out.extend(deflated);
+    out.extend(checksum.to_le_bytes());
+    out.extend(u32::try_from(original.len()).expect("a small body").to_le_bytes());
+    out
+}
