@@ -5,6 +5,7 @@
 //! start one.
 
 mod api_authority;
+mod api_publish;
 mod api_refusals;
 mod api_world;
 mod contracts;
