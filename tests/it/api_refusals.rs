@@ -453,6 +453,10 @@ fn deliveries(table: &mut Table) {
     for (body, names) in [
         (json!({ "subscription_id": id }), "event_ids"),
         (json!({ "subscription_id": id, "from_seq": 0, "event_ids": [] }), "exactly one"),
+        (json!({ "subscription_id": id, "from_seq": 0, "cursor": "c1.0.MA" }), "exactly one"),
+        (json!({ "subscription_id": id, "cursor": "c1.0.ND=" }), "cursor"),
+        (json!({ "subscription_id": id, "cursor": 5 }), "cursor"),
+        (json!({ "subscription_id": id, "cursor": "c1.7.MA" }), "cursor"),
         (json!({ "subscription_id": id, "from_seq": -1 }), "from_seq"),
         (json!({ "subscription_id": id, "from_seq": 1.5 }), "from_seq"),
         (json!({ "subscription_id": id, "from_seq": "1" }), "from_seq"),

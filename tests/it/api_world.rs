@@ -5,6 +5,7 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use openvibe_events::http::api::ROUTES;
 use reqwest::{Method, header::CONTENT_TYPE};
 use serde_json::{Value, json};
@@ -172,6 +173,11 @@ pub(crate) fn endpoint(path: &str) -> String {
 /// The name of a service that no other test uses. It may read and subscribe; it owns no event types.
 pub(crate) fn consumer() -> String {
     format!("c{}", ulid::Ulid::generate().to_string().to_lowercase())
+}
+
+/// The cursor of a position, as the contract spells it.
+pub(crate) fn cursor(epoch: i64, position: i64) -> String {
+    format!("c1.{epoch}.{}", URL_SAFE_NO_PAD.encode(position.to_string()))
 }
 
 /// An operator's token.

@@ -5,8 +5,11 @@
 //! start one.
 
 mod api_authority;
+mod api_deliveries;
 mod api_publish;
+mod api_read;
 mod api_refusals;
+mod api_subscriptions;
 mod api_world;
 mod contracts;
 mod first_event;
