@@ -183,10 +183,10 @@ impl Store {
             ), claimed AS (
                 UPDATE deliveries d
                 SET lease_owner = $8, lease_until = now_ms() + $9, claim_id = nextval('delivery_claims'),
-                    claimed_generation = generation, attempt = d.attempt + 1
+                    claimed_generation = generation
                 FROM picked p
                 WHERE d.subscription_id = p.subscription_id AND d.seq = p.seq
-                RETURNING d.subscription_id, d.seq, d.attempt, d.claim_id, d.priority, p.next_attempt_at
+                RETURNING d.subscription_id, d.seq, d.attempt + 1 AS attempt, d.claim_id, d.priority, p.next_attempt_at
             )
             SELECT s.id AS "subscription_id!", l.free AS "free!", s.consumer, s.endpoint, s.secret,
                    CASE WHEN s.previous_secret_until > now_ms() THEN s.previous_secret END AS previous_secret,
@@ -252,7 +252,7 @@ impl Store {
     }
 
     /// Releases claims whose lease has ended, and, when `judge_owners`, claims whose owner no longer lives. A released
-    /// row is due at once and keeps its attempt count: the attempt may have left the process. Answers the
+    /// row is due at once, and its attempt counts: it may have left the process. Answers the
     /// subscriptions that have work again.
     pub async fn release_lost(&self, judge_owners: bool) -> Result<Vec<SubscriptionId>, StoreError> {
         let mut transaction = self.begin_relaxed().await?;
@@ -270,7 +270,7 @@ impl Store {
                 UPDATE deliveries d
                 SET lease_owner = NULL, lease_until = NULL, claim_id = NULL, next_attempt_at = now_ms(),
                     updated_at = now_ms(),
-                    attempt = CASE WHEN d.generation = d.claimed_generation THEN d.attempt ELSE 0 END,
+                    attempt = CASE WHEN d.generation = d.claimed_generation THEN d.attempt + 1 ELSE 0 END,
                     status = CASE WHEN d.generation = d.claimed_generation THEN d.status ELSE 'pending' END
                 FROM lost WHERE d.subscription_id = lost.subscription_id AND d.seq = lost.seq
                 RETURNING d.subscription_id, d.seq, d.ordering_key, d.status,

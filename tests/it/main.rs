@@ -12,6 +12,8 @@ mod api_refusals;
 mod api_subscriptions;
 mod api_world;
 mod contracts;
+mod dev;
+mod delivery_worker;
 mod first_event;
 mod harness_self;
 mod support;
