@@ -55,9 +55,15 @@ pub const ROUTES: [Route; 13] = [
     route("GET", "/api/v1/subscriptions", || get(subscriptions::list)),
     route("POST", "/api/v1/subscriptions", || post(subscriptions::create)),
     route("GET", "/api/v1/subscriptions/{id}", || get(subscriptions::read)),
-    route("POST", "/api/v1/subscriptions/{id}/enable", || post(subscriptions::enable)),
-    route("POST", "/api/v1/subscriptions/{id}/disable", || post(subscriptions::disable)),
-    route("POST", "/api/v1/subscriptions/{id}/rotate-secret", || post(subscriptions::rotate_secret)),
+    route("POST", "/api/v1/subscriptions/{id}/enable", || {
+        post(subscriptions::enable)
+    }),
+    route("POST", "/api/v1/subscriptions/{id}/disable", || {
+        post(subscriptions::disable)
+    }),
+    route("POST", "/api/v1/subscriptions/{id}/rotate-secret", || {
+        post(subscriptions::rotate_secret)
+    }),
     route("GET", "/api/v1/deliveries", || get(deliveries::list)),
     route("POST", "/api/v1/deliveries/replay", || post(deliveries::replay)),
 ];

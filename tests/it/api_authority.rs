@@ -57,7 +57,10 @@ async fn every_route_refuses_a_caller_without_a_token() {
     for (method, path) in routes(&id("sub")) {
         let bare = send(site.one(), method, &path, None, "{}".to_owned()).await;
         let document = refused(&bare, 401, "token.missing");
-        assert!(document["detail"].as_str().unwrap().contains("Authorization"), "{method} {path}");
+        assert!(
+            document["detail"].as_str().unwrap().contains("Authorization"),
+            "{method} {path}"
+        );
         for value in ["", "Bearer", "Bearer ", "bearer abc", "Basic abc", "Token abc"] {
             let request = site.one().request(method_of(method), &path, None);
             let answer = site.one().send(request.header("authorization", value)).await;
@@ -74,12 +77,23 @@ async fn every_route_asks_for_its_own_capability_and_for_no_other() {
     let slug = consumer();
     for (method, path, capability) in CAPABILITIES {
         let path = path.replace(":id", &id("sub"));
-        let others: Vec<&str> = all_capabilities().into_iter().filter(|held| *held != capability).collect();
-        for held in [others, vec![], vec!["events.app.publish", "events.app.read"], vec!["events.*x"]] {
+        let others: Vec<&str> = all_capabilities()
+            .into_iter()
+            .filter(|held| *held != capability)
+            .collect();
+        for held in [
+            others,
+            vec![],
+            vec!["events.app.publish", "events.app.read"],
+            vec!["events.*x"],
+        ] {
             let token = TokenSpec::service(&slug).caps(&held).sign();
             let answer = send(site.one(), method, &path, Some(&token), "{}".to_owned()).await;
             let document = refused(&answer, 403, "capability.denied");
-            assert!(document["detail"].as_str().unwrap().contains(capability), "{method} {path}: {document}");
+            assert!(
+                document["detail"].as_str().unwrap().contains(capability),
+                "{method} {path}: {document}"
+            );
         }
         let family = format!("{}.*", capability.rsplit_once('.').expect("segments").0);
         for held in [capability, family.as_str()] {
@@ -142,14 +156,24 @@ async fn a_token_that_does_not_hold_is_refused_with_the_code_of_its_fault() {
     ];
     for (spec, code) in cases {
         let event = envelope("live");
-        let answer = site.one().post("/api/v1/events", Some(&spec.sign()), event.json()).await;
+        let answer = site
+            .one()
+            .post("/api/v1/events", Some(&spec.sign()), event.json())
+            .await;
         refused(&answer, 401, code);
         assert_eq!(site.traces_of(event.id()).await, 0, "{code}");
     }
-    for within_the_skew in [good().shifted(-320), good().shifted(20), good().header("kid", FIRST_KEY)] {
+    for within_the_skew in [
+        good().shifted(-320),
+        good().shifted(20),
+        good().header("kid", FIRST_KEY),
+    ] {
         let event = envelope("live");
         let token = within_the_skew.sign();
-        site.one().post("/api/v1/events", Some(&token), event.json()).await.expect(201);
+        site.one()
+            .post("/api/v1/events", Some(&token), event.json())
+            .await
+            .expect(201);
     }
 }
 
@@ -172,7 +196,8 @@ async fn authentication_comes_before_the_body() {
     // The refusal does not wait for a body that never comes.
     let address = site.service().base().trim_start_matches("http://").to_owned();
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let head = "POST /api/v1/events HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n{";
+    let head =
+        "POST /api/v1/events HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n{";
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut start = [0; 12];
     let answered = within("an answer", Duration::from_secs(5), stream.read_exact(&mut start)).await;

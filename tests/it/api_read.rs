@@ -16,7 +16,11 @@ const CHECKPOINTS: &str = "/api/v1/checkpoints";
 /// A page as `live` reads it from the first process.
 async fn pull(site: &Site, query: &str) -> Value {
     let token = site.one().service_token("live");
-    let page = site.one().get(&format!("{EVENTS}?{query}"), Some(&token)).await.expect(200);
+    let page = site
+        .one()
+        .get(&format!("{EVENTS}?{query}"), Some(&token))
+        .await
+        .expect(200);
     assert_valid("events.read-result@1", &page);
     page
 }
@@ -26,7 +30,10 @@ fn items(page: &Value) -> &Vec<Value> {
 }
 
 fn ids(page: &Value) -> Vec<&str> {
-    items(page).iter().map(|item| text(&item["event"], "event_id")).collect()
+    items(page)
+        .iter()
+        .map(|item| text(&item["event"], "event_id"))
+        .collect()
 }
 
 /// Publishes events as `live` and yields their ids.
@@ -41,7 +48,11 @@ async fn publish(site: &Site, events: &[Envelope]) -> Vec<String> {
 async fn pages_hold_every_event_once_and_in_order_whatever_their_size() {
     let site = Site::shared().await;
     let (mine, others) = (envelopes("live", 25), envelopes("live", 25));
-    let mixed: Vec<Envelope> = mine.iter().zip(&others).flat_map(|(a, b)| [a.clone(), b.clone()]).collect();
+    let mixed: Vec<Envelope> = mine
+        .iter()
+        .zip(&others)
+        .flat_map(|(a, b)| [a.clone(), b.clone()])
+        .collect();
     publish(&site, &mixed).await;
     let wanted: Vec<&str> = mine.iter().map(Envelope::id).collect();
     let exact = mine[0].type_name().to_owned();
@@ -58,7 +69,11 @@ async fn pages_hold_every_event_once_and_in_order_whatever_their_size() {
                 if items(&page).len() < limit {
                     break;
                 }
-                assert_eq!(items(&page)[limit - 1]["cursor"], page["next_cursor"], "a full page ends at its last event");
+                assert_eq!(
+                    items(&page)[limit - 1]["cursor"],
+                    page["next_cursor"],
+                    "a full page ends at its last event"
+                );
             }
             assert_eq!(seen, wanted, "{topic} by {limit}");
         }
@@ -72,11 +87,22 @@ async fn a_page_holds_a_hundred_events_unless_asked_otherwise() {
     publish(&site, &events).await;
     let topic = events[0].type_name();
     assert_eq!(items(&pull(&site, &format!("topic={topic}")).await).len(), 100);
-    assert_eq!(items(&pull(&site, &format!("topic={topic}&limit=1000")).await).len(), 120);
+    assert_eq!(
+        items(&pull(&site, &format!("topic={topic}&limit=1000")).await).len(),
+        120
+    );
     let from = pull(&site, &format!("topic={topic}&limit=50")).await;
     let item = &items(&from)[9];
-    let rest = pull(&site, &format!("topic={topic}&limit=1000&after={}", text(item, "cursor"))).await;
-    assert_eq!(ids(&rest)[0], events[10].id(), "an event's own cursor is a place to go on from");
+    let rest = pull(
+        &site,
+        &format!("topic={topic}&limit=1000&after={}", text(item, "cursor")),
+    )
+    .await;
+    assert_eq!(
+        ids(&rest)[0],
+        events[10].id(),
+        "an event's own cursor is a place to go on from"
+    );
     assert_eq!(items(&rest).len(), 110);
 }
 
@@ -84,14 +110,24 @@ async fn a_page_holds_a_hundred_events_unless_asked_otherwise() {
 async fn the_next_cursor_moves_past_what_does_not_match() {
     let site = Site::own(1, &[]).await;
     let empty = pull(&site, "").await;
-    assert_eq!(empty, json!({ "events": [], "next_cursor": cursor(0, 0), "latest_cursor": cursor(0, 0) }));
+    assert_eq!(
+        empty,
+        json!({ "events": [], "next_cursor": cursor(0, 0), "latest_cursor": cursor(0, 0) })
+    );
     publish(&site, &envelopes("live", 5)).await;
     for topic in ["live.none.at_all", "live.none.*", "chat.*,games.*"] {
         let page = pull(&site, &format!("topic={topic}&after={}", cursor(0, 2))).await;
-        assert_eq!(page, json!({ "events": [], "next_cursor": cursor(0, 5), "latest_cursor": cursor(0, 5) }), "{topic}");
+        assert_eq!(
+            page,
+            json!({ "events": [], "next_cursor": cursor(0, 5), "latest_cursor": cursor(0, 5) }),
+            "{topic}"
+        );
     }
     let page = pull(&site, "limit=2").await;
-    assert_eq!((&page["next_cursor"], &page["latest_cursor"]), (&json!(cursor(0, 2)), &json!(cursor(0, 5))));
+    assert_eq!(
+        (&page["next_cursor"], &page["latest_cursor"]),
+        (&json!(cursor(0, 2)), &json!(cursor(0, 5)))
+    );
     for all in ["topic=*", "topic=", "after=", "topic=*&after="] {
         assert_eq!(items(&pull(&site, all).await).len(), 5, "{all}");
     }
@@ -132,8 +168,12 @@ async fn a_topic_list_takes_whatever_any_of_its_patterns_matches() {
 async fn a_position_that_is_not_of_this_log_is_answered_with_the_gap() {
     let site = Site::own(1, &[]).await;
     publish(&site, &envelopes("live", 6)).await;
-    site.run("DELETE FROM events WHERE seq <= 3; UPDATE sequences SET value = 3 WHERE name = 'events'").await;
-    let gap = |page: &Value| page.get("gap").map(|gap| (gap["from_seq"].as_i64(), gap["to_seq"].as_i64()));
+    site.run("DELETE FROM events WHERE seq <= 3; UPDATE sequences SET value = 3 WHERE name = 'events'")
+        .await;
+    let gap = |page: &Value| {
+        page.get("gap")
+            .map(|gap| (gap["from_seq"].as_i64(), gap["to_seq"].as_i64()))
+    };
     for (query, wanted, count) in [
         (String::new(), Some((Some(1), Some(3))), 3),
         (format!("after={}", cursor(0, 0)), Some((Some(1), Some(3))), 3),
@@ -142,16 +182,34 @@ async fn a_position_that_is_not_of_this_log_is_answered_with_the_gap() {
         (format!("after={}", cursor(0, 5)), None, 1),
         (format!("after={}", cursor(0, 6)), None, 0),
         (format!("after={}", cursor(0, 9)), Some((Some(7), Some(9))), 0),
-        (format!("after={}", cursor(0, 9_007_199_254_740_991)), Some((Some(7), Some(9_007_199_254_740_991))), 0),
+        (
+            format!("after={}", cursor(0, 9_007_199_254_740_991)),
+            Some((Some(7), Some(9_007_199_254_740_991))),
+            0,
+        ),
         (format!("after={}", cursor(7, 5)), Some((Some(1), Some(3))), 3),
-        (format!("topic=live.none.*&after={}", cursor(7, 5)), Some((Some(1), Some(3))), 0),
+        (
+            format!("topic=live.none.*&after={}", cursor(7, 5)),
+            Some((Some(1), Some(3))),
+            0,
+        ),
     ] {
         let page = pull(&site, &query).await;
         assert_eq!((gap(&page), items(&page).len()), (wanted, count), "{query}: {page}");
-        assert_eq!(page["next_cursor"], json!(cursor(0, 6)), "{query}: never beyond the head: {page}");
+        assert_eq!(
+            page["next_cursor"],
+            json!(cursor(0, 6)),
+            "{query}: never beyond the head: {page}"
+        );
     }
     let first = site.one().get(EVENTS, Some(&site.one().service_token("live"))).await;
-    assert!(first.text.starts_with(r#"{"gap":{"from_seq":1,"to_seq":3},"events":[{"cursor":"c1.0."#), "{}", first.text);
+    assert!(
+        first
+            .text
+            .starts_with(r#"{"gap":{"from_seq":1,"to_seq":3},"events":[{"cursor":"c1.0."#),
+        "{}",
+        first.text
+    );
 
     // A new history: old cursors are answered with what is there, and new ones carry its number.
     site.run("UPDATE store_epoch SET value = 1 WHERE name = 'events'").await;
@@ -160,13 +218,18 @@ async fn a_position_that_is_not_of_this_log_is_answered_with_the_gap() {
     assert_eq!(page["latest_cursor"], json!(cursor(1, 6)));
     let token = site.one().service_token("live");
     let last = text(&items(&page)[2]["event"], "event_id").to_owned();
-    let single = site.one().get(&format!("{EVENTS}/{last}"), Some(&token)).await.expect(200);
+    let single = site
+        .one()
+        .get(&format!("{EVENTS}/{last}"), Some(&token))
+        .await
+        .expect(200);
     assert_eq!(single["cursor"], json!(cursor(1, 6)));
     let published = site.one().publish(&envelope("live")).await.expect(201);
     assert_eq!(published["cursor"], json!(cursor(1, 7)), "publishing follows at once");
 
     // Nothing left: the head stays where it was.
-    site.run("DELETE FROM events; UPDATE sequences SET value = 7 WHERE name = 'events'").await;
+    site.run("DELETE FROM events; UPDATE sequences SET value = 7 WHERE name = 'events'")
+        .await;
     let page = pull(&site, "").await;
     assert_eq!(page["latest_cursor"], json!(cursor(1, 7)), "{page}");
     assert_eq!(gap(&page), Some((Some(1), Some(7))));
@@ -184,14 +247,29 @@ async fn an_event_by_id_is_whoever_publishes_but_never_one_of_a_sandbox() {
     assert_eq!(read["cursor"], result["cursor"]);
     let encoded = path.replace("evt_", "%65vt%5F");
     site.two().get(&encoded, Some(&reader)).await.expect(200);
-    refused(&site.two().get(&path.to_lowercase(), Some(&reader)).await, 404, "events.not_found");
+    refused(
+        &site.two().get(&path.to_lowercase(), Some(&reader)).await,
+        404,
+        "events.not_found",
+    );
 
     let project = id("prj");
-    site.run(&format!("UPDATE events SET project_id = '{project}' WHERE id = '{}'", event.id())).await;
+    site.run(&format!(
+        "UPDATE events SET project_id = '{project}' WHERE id = '{}'",
+        event.id()
+    ))
+    .await;
     site.two().get(&path, Some(&reader)).await.expect(200);
     let topic = event.type_name();
-    assert!(items(&pull(&site, &format!("topic={topic}")).await).is_empty(), "an app's event is not in a service's pages");
-    site.run(&format!("UPDATE events SET env = 'sandbox' WHERE id = '{}'", event.id())).await;
+    assert!(
+        items(&pull(&site, &format!("topic={topic}")).await).is_empty(),
+        "an app's event is not in a service's pages"
+    );
+    site.run(&format!(
+        "UPDATE events SET env = 'sandbox' WHERE id = '{}'",
+        event.id()
+    ))
+    .await;
     refused(&site.two().get(&path, Some(&reader)).await, 404, "events.not_found");
 }
 
@@ -212,12 +290,24 @@ async fn a_checkpoint_is_kept_for_each_consumer_and_pattern_on_every_process() {
     let put = site.one().put(CHECKPOINTS, Some(&tokens[0]), &body).await;
     let stored = put.clone().expect(200);
     assert_valid("events.read-result@1", &stored);
-    assert_eq!((&stored["cursor"], &stored["carrier"]), (&json!(cursor(0, 42)), &json!("pg-v1")));
-    assert!(put.text.starts_with(&format!(r#"{{"consumer":"{mine}","topic":"live.*","cursor":"#)), "{}", put.text);
+    assert_eq!(
+        (&stored["cursor"], &stored["carrier"]),
+        (&json!(cursor(0, 42)), &json!("pg-v1"))
+    );
+    assert!(
+        put.text
+            .starts_with(&format!(r#"{{"consumer":"{mine}","topic":"live.*","cursor":"#)),
+        "{}",
+        put.text
+    );
     assert_eq!(site.two().get(&path, Some(&tokens[0])).await.expect(200), stored);
     let others = site.two().get(&path, Some(&tokens[1])).await.expect(200);
     assert_eq!(others["cursor"], Value::Null, "another consumer's own");
-    let narrower = site.two().get(&format!("{CHECKPOINTS}?topic=live.a.*"), Some(&tokens[0])).await.expect(200);
+    let narrower = site
+        .two()
+        .get(&format!("{CHECKPOINTS}?topic=live.a.*"), Some(&tokens[0]))
+        .await
+        .expect(200);
     assert_eq!(narrower["cursor"], Value::Null, "another pattern's own");
 
     // The last write wins: backwards, to another epoch, ahead of the head, without a carrier.
@@ -227,6 +317,8 @@ async fn a_checkpoint_is_kept_for_each_consumer_and_pattern_on_every_process() {
         assert_eq!((&put["cursor"], &put["carrier"]), (&json!(position), &Value::Null));
         assert_eq!(site.one().get(&path, Some(&tokens[0])).await.expect(200), put);
     }
-    let rows = site.number("SELECT count(*) FROM consumer_checkpoints WHERE consumer = $1", &mine).await;
+    let rows = site
+        .number("SELECT count(*) FROM consumer_checkpoints WHERE consumer = $1", &mine)
+        .await;
     assert_eq!(rows, 1);
 }

@@ -118,7 +118,12 @@ impl Table {
     }
 
     fn checkpoint(&mut self, body: impl ToString) -> &mut Self {
-        self.add("PUT", CHECKPOINTS, Some(TokenSpec::service(&self.consumer).sign()), body);
+        self.add(
+            "PUT",
+            CHECKPOINTS,
+            Some(TokenSpec::service(&self.consumer).sign()),
+            body,
+        );
         self
     }
 
@@ -144,16 +149,40 @@ fn requests(table: &mut Table) {
     for (token, code, names) in [
         (None, "token.missing", "Authorization"),
         (Some("a.b".to_owned()), "token.malformed", "token"),
-        (Some(TokenSpec::service("live").shifted(-400).sign()), "token.expired", "expired"),
-        (Some(TokenSpec::service("live").claim("aud", json!(["x.y"])).sign()), "token.wrong_audience", "aud"),
+        (
+            Some(TokenSpec::service("live").shifted(-400).sign()),
+            "token.expired",
+            "expired",
+        ),
+        (
+            Some(TokenSpec::service("live").claim("aud", json!(["x.y"])).sign()),
+            "token.wrong_audience",
+            "aud",
+        ),
     ] {
         table.add("POST", EVENTS, token, envelope("live").json());
         table.refused(401, code, names);
     }
-    table.add("POST", EVENTS, Some(TokenSpec::service("live").caps(&[]).sign()), envelope("live").json());
+    table.add(
+        "POST",
+        EVENTS,
+        Some(TokenSpec::service("live").caps(&[]).sign()),
+        envelope("live").json(),
+    );
     table.refused(403, "capability.denied", "events.event.publish");
 
-    for text in ["{", "{\"a\":1}}", "nonsense", "3", "\"text\"", "null", "true", "{\"a\":01}", "{'a':1}", "\u{feff}{}"] {
+    for text in [
+        "{",
+        "{\"a\":1}}",
+        "nonsense",
+        "3",
+        "\"text\"",
+        "null",
+        "true",
+        "{\"a\":01}",
+        "{'a':1}",
+        "\u{feff}{}",
+    ] {
         table.publish(text).refused(400, "events.bad_json", "");
         table.subscribe(|_| {});
         table.cases.last_mut().expect("just added").body = text.to_owned();
@@ -164,8 +193,16 @@ fn requests(table: &mut Table) {
     }
     let deep = format!("{{\"payload\":{}{}}}", "[".repeat(200), "]".repeat(200));
     table.publish(deep).refused(400, "events.bad_json", "128");
-    for content_type in ["", "text/plain", "application/xml", "application/json; charset=latin1", "multipart/form-data"] {
-        table.publish(envelope("live").json()).with("content-type", content_type);
+    for content_type in [
+        "",
+        "text/plain",
+        "application/xml",
+        "application/json; charset=latin1",
+        "multipart/form-data",
+    ] {
+        table
+            .publish(envelope("live").json())
+            .with("content-type", content_type);
         table.refused(415, "events.unsupported_media_type", "Content-Type");
     }
     table.publish(envelope("live").json()).with("content-encoding", "br");
@@ -179,20 +216,41 @@ fn requests(table: &mut Table) {
 fn publishes(table: &mut Table) {
     table.publish("").refused(422, "events.invalid_envelope", "event_id");
     table.publish("{}").refused(422, "events.invalid_envelope", "/payload");
-    table.publish(json!([envelope("live").json()])).refused(422, "events.invalid_envelope", "/");
-    table.publish(json!({ "events": [] })).refused(400, "events.bad_request", "events");
-    table.publish(batch(&envelopes("live", 101))).refused(413, "events.batch_too_large", "100");
-    table.publish(json!({ "events": {} })).refused(422, "events.invalid_envelope", "/events");
+    table
+        .publish(json!([envelope("live").json()]))
+        .refused(422, "events.invalid_envelope", "/");
+    table
+        .publish(json!({ "events": [] }))
+        .refused(400, "events.bad_request", "events");
+    table
+        .publish(batch(&envelopes("live", 101)))
+        .refused(413, "events.batch_too_large", "100");
+    table
+        .publish(json!({ "events": {} }))
+        .refused(422, "events.invalid_envelope", "/events");
     for item in [json!(1), json!(null), json!("text"), json!([])] {
         let body = json!({ "events": [envelope("live").json(), item] });
         table.publish(body).refused(422, "events.invalid_envelope", "/");
     }
-    let required = ["event_id", "event_type", "version", "source", "actor", "timestamp", "subject", "payload"];
+    let required = [
+        "event_id",
+        "event_type",
+        "version",
+        "source",
+        "actor",
+        "timestamp",
+        "subject",
+        "payload",
+    ];
     for member in required {
         let path = leaked(format!("/{member}"));
-        table.publish(envelope("live").without(member).json()).refused(422, "events.invalid_envelope", path);
+        table
+            .publish(envelope("live").without(member).json())
+            .refused(422, "events.invalid_envelope", path);
     }
-    let all = required.into_iter().chain(["trace_id", "on_behalf_of", "priority", "visibility"]);
+    let all = required
+        .into_iter()
+        .chain(["trace_id", "on_behalf_of", "priority", "visibility"]);
     for member in all {
         let path = leaked(format!("/{member}"));
         let bad = envelope("live").set(member, Value::Null);
@@ -208,7 +266,11 @@ fn publishes(table: &mut Table) {
         ("event_type", json!("Live.stream.started"), "/event_type"),
         ("event_type", json!("live.stream-x.started"), "/event_type"),
         ("event_type", json!("live.stream.started\n"), "/event_type"),
-        ("event_type", json!(format!("live.a.{}", "b".repeat(1024))), "/event_type"),
+        (
+            "event_type",
+            json!(format!("live.a.{}", "b".repeat(1024))),
+            "/event_type",
+        ),
         ("version", json!(0), "/version"),
         ("version", json!(-1), "/version"),
         ("version", json!(1.5), "/version"),
@@ -218,20 +280,40 @@ fn publishes(table: &mut Table) {
         ("actor", json!({ "type": "user", "id": "42" }), "/actor/id"),
         ("actor", json!({ "type": "robot", "id": "live" }), "/actor/type"),
         ("actor", json!({ "type": "service" }), "/actor/id"),
-        ("actor", json!({ "type": "service", "id": "live", "name": "x" }), "/actor/name"),
+        (
+            "actor",
+            json!({ "type": "service", "id": "live", "name": "x" }),
+            "/actor/name",
+        ),
         ("actor", json!("service:live"), "/actor"),
-        ("on_behalf_of", json!({ "type": "project", "id": user }), "/on_behalf_of/type"),
+        (
+            "on_behalf_of",
+            json!({ "type": "project", "id": user }),
+            "/on_behalf_of/type",
+        ),
         ("timestamp", json!("2026-10-21T08:15:30"), "/timestamp"),
         ("timestamp", json!("2026-02-30T08:15:30Z"), "/timestamp"),
         ("timestamp", json!("yesterday"), "/timestamp"),
         ("timestamp", json!(1_790_000_000), "/timestamp"),
         ("subject", json!({ "type": "a" }), "/subject/id"),
         ("subject", json!({ "type": "a", "id": 5 }), "/subject/id"),
-        ("subject", json!({ "type": "a", "id": "b", "revision": -1 }), "/subject/revision"),
-        ("subject", json!({ "type": "a", "id": "b", "revision": 0.5 }), "/subject/revision"),
+        (
+            "subject",
+            json!({ "type": "a", "id": "b", "revision": -1 }),
+            "/subject/revision",
+        ),
+        (
+            "subject",
+            json!({ "type": "a", "id": "b", "revision": 0.5 }),
+            "/subject/revision",
+        ),
         ("subject", json!({ "type": "a", "id": "b", "more": 1 }), "/subject/more"),
         ("subject", json!({ "type": "a", "id": "x".repeat(1025) }), "/subject/id"),
-        ("subject", json!({ "type": "é".repeat(513), "id": "b" }), "/subject/type"),
+        (
+            "subject",
+            json!({ "type": "é".repeat(513), "id": "b" }),
+            "/subject/type",
+        ),
         ("subject", json!({ "type": "a", "id": "nul\u{0}" }), "/subject/id"),
         ("payload", json!([]), "/payload"),
         ("payload", json!("text"), "/payload"),
@@ -250,65 +332,154 @@ fn publishes(table: &mut Table) {
     }
     let good = envelope("live").json().to_string();
     let repeated = good.replacen("\"version\":1", "\"version\":1,\"version\":2", 1);
-    table.publish(repeated).refused(422, "events.invalid_envelope", "/version");
+    table
+        .publish(repeated)
+        .refused(422, "events.invalid_envelope", "/version");
     let surrogate = good.replacen("\"id\":\"1\"", "\"id\":\"\\ud800\"", 1);
-    table.publish(surrogate).refused(422, "events.invalid_envelope", "/subject/id");
+    table
+        .publish(surrogate)
+        .refused(422, "events.invalid_envelope", "/subject/id");
     let twice = format!("{{\"events\":[{good}],\"events\":[{}]}}", envelope("live").json());
     table.publish(twice).refused(422, "events.invalid_envelope", "/events");
     let same = envelope("live");
-    table.publish(batch(&[same.clone(), envelope("live"), same])).refused(422, "events.invalid_envelope", "/event_id");
+    table
+        .publish(batch(&[same.clone(), envelope("live"), same]))
+        .refused(422, "events.invalid_envelope", "/event_id");
 
     let heavy = envelope("live").payload(json!({ "text": "x".repeat(65_536) }));
-    table.publish(heavy.json()).refused(413, "events.payload_too_large", "65536");
+    table
+        .publish(heavy.json())
+        .refused(413, "events.payload_too_large", "65536");
     let redaction = envelope("live").payload(json!({ "redacts": { "event_ids": [id("evt")] } }));
-    table.publish(redaction.json()).refused(501, "events.not_built", "redacts");
-    table.publish(batch(&[envelope("live"), redaction])).refused(501, "events.not_built", "redacts");
-    table.publish(envelope("chat").json()).refused(403, "events.source_mismatch", "source");
+    table
+        .publish(redaction.json())
+        .refused(501, "events.not_built", "redacts");
+    table
+        .publish(batch(&[envelope("live"), redaction]))
+        .refused(501, "events.not_built", "redacts");
+    table
+        .publish(envelope("chat").json())
+        .refused(403, "events.source_mismatch", "source");
     let foreign = envelope("live").event_type("chat.message.created");
-    table.publish(foreign.json()).refused(403, "events.type_not_allowed", "live.");
+    table
+        .publish(foreign.json())
+        .refused(403, "events.type_not_allowed", "live.");
     let near = envelope("live").event_type("livex.message.created");
-    table.publish(near.json()).refused(403, "events.type_not_allowed", "event_type");
+    table
+        .publish(near.json())
+        .refused(403, "events.type_not_allowed", "event_type");
     for unknown in ["ops", "events"] {
         let token = TokenSpec::service(unknown).sign();
         table.add("POST", EVENTS, Some(token), envelope(unknown).json());
         table.refused(403, "events.unknown_source", "source");
     }
     let taken = table.known.clone().event_type("live.other.type");
-    table.publish(taken.json()).refused(409, "events.id_conflict", "event_id");
-    table.publish(batch(&[envelope("live"), taken])).refused(409, "events.id_conflict", "event_id");
+    table
+        .publish(taken.json())
+        .refused(409, "events.id_conflict", "event_id");
+    table
+        .publish(batch(&[envelope("live"), taken]))
+        .refused(409, "events.id_conflict", "event_id");
     let deep = envelope("live").set("trace_id", LOOPED_TRACE);
     table.publish(deep.json()).refused(409, "events.loop_detected", "trace");
-    table.publish(batch(&[envelope("live"), deep])).refused(409, "events.loop_detected", "trace");
+    table
+        .publish(batch(&[envelope("live"), deep]))
+        .refused(409, "events.loop_detected", "trace");
 }
 
 /// A trace that has made all its hops.
 const LOOPED_TRACE: &str = "10000000000000000000000000000001";
 
 fn reads(table: &mut Table) {
-    for topic in ["A.b", "live..x", "*.*", "live.*.*.x", ".live", "live.", "live-x.*", "a,,b", ",", "%00", "%20"] {
-        table.read(&format!("{EVENTS}?topic={topic}")).refused(400, "events.bad_topic", "topic");
-        table.read(&format!("{CHECKPOINTS}?topic={topic}")).refused(400, "events.bad_topic", "topic");
+    for topic in [
+        "A.b",
+        "live..x",
+        "*.*",
+        "live.*.*.x",
+        ".live",
+        "live.",
+        "live-x.*",
+        "a,,b",
+        ",",
+        "%00",
+        "%20",
+    ] {
+        table
+            .read(&format!("{EVENTS}?topic={topic}"))
+            .refused(400, "events.bad_topic", "topic");
+        table
+            .read(&format!("{CHECKPOINTS}?topic={topic}"))
+            .refused(400, "events.bad_topic", "topic");
     }
     let many = vec!["live.a"; 21].join(",");
-    table.read(&format!("{EVENTS}?topic={many}")).refused(400, "events.bad_topic", "20");
-    table.read(&format!("{EVENTS}?topic={}", "a".repeat(201))).refused(400, "events.bad_topic", "200");
+    table
+        .read(&format!("{EVENTS}?topic={many}"))
+        .refused(400, "events.bad_topic", "20");
+    table
+        .read(&format!("{EVENTS}?topic={}", "a".repeat(201)))
+        .refused(400, "events.bad_topic", "200");
     table.read(CHECKPOINTS).refused(400, "events.bad_topic", "topic");
-    table.read(&format!("{CHECKPOINTS}?topic=live.*,chat.*")).refused(400, "events.bad_topic", "topic");
-    for limit in ["0", "1001", "-1", "1.0", "1e2", "ten", "", "%201", "99999999999999999999"] {
-        table.read(&format!("{EVENTS}?limit={limit}")).refused(400, "events.bad_request", "limit");
+    table
+        .read(&format!("{CHECKPOINTS}?topic=live.*,chat.*"))
+        .refused(400, "events.bad_topic", "topic");
+    for limit in [
+        "0",
+        "1001",
+        "-1",
+        "1.0",
+        "1e2",
+        "ten",
+        "",
+        "%201",
+        "99999999999999999999",
+    ] {
+        table
+            .read(&format!("{EVENTS}?limit={limit}"))
+            .refused(400, "events.bad_request", "limit");
     }
-    for after in ["5", "c1", "c1.0", "c1.0.", "c2.0.NDI", "c1.0.NDI=", "c1.00.NDI", "c1.0.ND", "c1.-1.NDI", "c1.0.LTE"] {
-        table.read(&format!("{EVENTS}?after={after}")).refused(400, "events.bad_request", "after");
+    for after in [
+        "5",
+        "c1",
+        "c1.0",
+        "c1.0.",
+        "c2.0.NDI",
+        "c1.0.NDI=",
+        "c1.00.NDI",
+        "c1.0.ND",
+        "c1.-1.NDI",
+        "c1.0.LTE",
+    ] {
+        table
+            .read(&format!("{EVENTS}?after={after}"))
+            .refused(400, "events.bad_request", "after");
     }
-    table.read(&format!("{EVENTS}?after=c1.0.{}", "A".repeat(300))).refused(400, "events.bad_request", "after");
+    table
+        .read(&format!("{EVENTS}?after=c1.0.{}", "A".repeat(300)))
+        .refused(400, "events.bad_request", "after");
     for query in ["after_seq=0", "after_seq=", "after_seq=x", "after=c1.0.MA&after_seq=0"] {
-        table.read(&format!("{EVENTS}?{query}")).refused(400, "events.bad_request", "after_seq");
+        table
+            .read(&format!("{EVENTS}?{query}"))
+            .refused(400, "events.bad_request", "after_seq");
     }
-    table.read(&format!("{EVENTS}?limit=1&limit=2")).refused(400, "events.bad_request", "limit");
-    table.read(&format!("{EVENTS}?after=%zz")).refused(400, "events.bad_request", "after");
-    table.read(&format!("{EVENTS}?topic=%ff")).refused(400, "events.bad_request", "topic");
-    for unknown in [id("evt"), "evt_x".to_owned(), "%00".to_owned(), "%ff".to_owned(), "%".to_owned()] {
-        table.read(&format!("{EVENTS}/{unknown}")).refused(404, "events.not_found", "");
+    table
+        .read(&format!("{EVENTS}?limit=1&limit=2"))
+        .refused(400, "events.bad_request", "limit");
+    table
+        .read(&format!("{EVENTS}?after=%zz"))
+        .refused(400, "events.bad_request", "after");
+    table
+        .read(&format!("{EVENTS}?topic=%ff"))
+        .refused(400, "events.bad_request", "topic");
+    for unknown in [
+        id("evt"),
+        "evt_x".to_owned(),
+        "%00".to_owned(),
+        "%ff".to_owned(),
+        "%".to_owned(),
+    ] {
+        table
+            .read(&format!("{EVENTS}/{unknown}"))
+            .refused(404, "events.not_found", "");
     }
 
     for (body, names) in [
@@ -320,10 +491,22 @@ fn reads(table: &mut Table) {
         (json!({ "topic": "live.*", "cursor": 88 }), "cursor"),
         (json!({ "topic": "live.*", "cursor": null }), "cursor"),
         (json!({ "topic": "live.*", "cursor": "88" }), "cursor"),
-        (json!({ "topic": "live.*", "cursor": "c1.0.MA", "carrier": 1 }), "carrier"),
-        (json!({ "topic": "live.*", "cursor": "c1.0.MA", "carrier": "" }), "carrier"),
-        (json!({ "topic": "live.*", "cursor": "c1.0.MA", "carrier": "x".repeat(65) }), "carrier"),
-        (json!({ "topic": "live.*", "cursor": "c1.0.MA", "carrier": "a\u{0}" }), "carrier"),
+        (
+            json!({ "topic": "live.*", "cursor": "c1.0.MA", "carrier": 1 }),
+            "carrier",
+        ),
+        (
+            json!({ "topic": "live.*", "cursor": "c1.0.MA", "carrier": "" }),
+            "carrier",
+        ),
+        (
+            json!({ "topic": "live.*", "cursor": "c1.0.MA", "carrier": "x".repeat(65) }),
+            "carrier",
+        ),
+        (
+            json!({ "topic": "live.*", "cursor": "c1.0.MA", "carrier": "a\u{0}" }),
+            "carrier",
+        ),
         (json!([]), "topic"),
     ] {
         table.checkpoint(body).refused(400, "events.bad_request", names);
@@ -333,17 +516,29 @@ fn reads(table: &mut Table) {
 
 fn subscriptions(table: &mut Table) {
     for pattern in ["", "Live.*", "*.*", "live..x", "live-x", " live.*"] {
-        table.subscribe(|body| body["topic_pattern"] = pattern.into()).refused(422, "events.bad_topic", "topic_pattern");
+        table.subscribe(|body| body["topic_pattern"] = pattern.into()).refused(
+            422,
+            "events.bad_topic",
+            "topic_pattern",
+        );
     }
-    table.subscribe(|body| body["topic_pattern"] = 5.into()).refused(422, "events.bad_topic", "topic_pattern");
+    table
+        .subscribe(|body| body["topic_pattern"] = 5.into())
+        .refused(422, "events.bad_topic", "topic_pattern");
     table.subscribe(|body| body["topic_pattern"] = "a".repeat(201).into());
     table.refused(422, "events.bad_topic", "200");
     table.subscribe(|body| *body = json!({ "endpoint": endpoint("new") }));
     table.refused(422, "events.bad_topic", "topic_pattern");
-    table.subscribe(|body| *body = json!({})).refused(422, "events.bad_topic", "topic_pattern");
-    table.subscribe(|body| *body = json!([])).refused(422, "events.bad_topic", "topic_pattern");
+    table
+        .subscribe(|body| *body = json!({}))
+        .refused(422, "events.bad_topic", "topic_pattern");
+    table
+        .subscribe(|body| *body = json!([]))
+        .refused(422, "events.bad_topic", "topic_pattern");
     let bad_alias = json!({ "topic": "*.*", "endpoint": endpoint("new") });
-    table.subscribe(|body| *body = bad_alias).refused(422, "events.bad_topic", "topic");
+    table
+        .subscribe(|body| *body = bad_alias)
+        .refused(422, "events.bad_topic", "topic");
 
     let long = format!("http://127.0.0.1/{}", "a".repeat(2048));
     for address in [
@@ -370,16 +565,30 @@ fn subscriptions(table: &mut Table) {
         table.refused(422, "events.endpoint_not_allowed", "endpoint");
     }
     for wrong in [Value::Null, json!(5), json!(["http://127.0.0.1/x"])] {
-        table.subscribe(|body| body["endpoint"] = wrong).refused(422, "events.endpoint_not_allowed", "endpoint");
+        table
+            .subscribe(|body| body["endpoint"] = wrong)
+            .refused(422, "events.endpoint_not_allowed", "endpoint");
     }
     let secrets = || {
         let long = "x".repeat(257);
         let nul = format!("{}\u{0}", "x".repeat(40));
-        [json!("x".repeat(31)), json!(long), json!(""), json!(5), Value::Null, json!(nul), json!({})]
+        [
+            json!("x".repeat(31)),
+            json!(long),
+            json!(""),
+            json!(5),
+            Value::Null,
+            json!(nul),
+            json!({}),
+        ]
     };
     for secret in secrets() {
-        table.subscribe(|body| body["secret"] = secret.clone()).refused(422, "events.bad_request", "secret");
-        table.rotate(json!({ "secret": secret })).refused(422, "events.bad_request", "secret");
+        table
+            .subscribe(|body| body["secret"] = secret.clone())
+            .refused(422, "events.bad_request", "secret");
+        table
+            .rotate(json!({ "secret": secret }))
+            .refused(422, "events.bad_request", "secret");
     }
     for (policy, names) in [
         (json!(5), "retry_policy"),
@@ -397,10 +606,21 @@ fn subscriptions(table: &mut Table) {
         (json!({ "backoff_ms": ["1"] }), "backoff_ms"),
         (json!({ "backoff_ms": 1000 }), "backoff_ms"),
     ] {
-        table.subscribe(|body| body["retry_policy"] = policy).refused(422, "events.bad_request", names);
+        table
+            .subscribe(|body| body["retry_policy"] = policy)
+            .refused(422, "events.bad_request", names);
     }
-    for overlap in [json!(-1), json!(604_801), json!("soon"), json!({}), json!("1e9"), json!("NaN")] {
-        table.rotate(json!({ "overlap_s": overlap })).refused(422, "events.bad_request", "overlap_s");
+    for overlap in [
+        json!(-1),
+        json!(604_801),
+        json!("soon"),
+        json!({}),
+        json!("1e9"),
+        json!("NaN"),
+    ] {
+        table
+            .rotate(json!({ "overlap_s": overlap }))
+            .refused(422, "events.bad_request", "overlap_s");
     }
     table.subscribe(|body| body["endpoint"] = endpoint("held").into());
     table.refused(409, "events.subscription_exists", "topic_pattern");
@@ -412,12 +632,25 @@ fn subscriptions(table: &mut Table) {
     table.add("POST", SUBSCRIPTIONS, Some(full), one_more);
     table.refused(409, "events.subscription_limit", "2");
 
-    let unknown = [table.foreign.clone(), id("sub"), "x".to_owned(), "%00".to_owned(), "%ff".to_owned()];
+    let unknown = [
+        table.foreign.clone(),
+        id("sub"),
+        "x".to_owned(),
+        "%00".to_owned(),
+        "%ff".to_owned(),
+    ];
     for id in &unknown {
-        table.read(&format!("{SUBSCRIPTIONS}/{id}")).refused(404, "events.not_found", "");
+        table
+            .read(&format!("{SUBSCRIPTIONS}/{id}"))
+            .refused(404, "events.not_found", "");
         for action in ["enable", "disable", "rotate-secret"] {
             let token = TokenSpec::service(&table.consumer).sign();
-            table.add("POST", format!("{SUBSCRIPTIONS}/{id}/{action}"), Some(token), json!({ "secret": 5 }));
+            table.add(
+                "POST",
+                format!("{SUBSCRIPTIONS}/{id}/{action}"),
+                Some(token),
+                json!({ "secret": 5 }),
+            );
             table.refused(404, "events.not_found", "");
         }
     }
@@ -444,16 +677,28 @@ fn deliveries(table: &mut Table) {
     ] {
         table.list(query).refused(400, "events.bad_request", names);
     }
-    for body in [json!({}), json!({ "subscription_id": id("sub") }), json!({ "subscription_id": 5, "from_seq": 0 })] {
+    for body in [
+        json!({}),
+        json!({ "subscription_id": id("sub") }),
+        json!({ "subscription_id": 5, "from_seq": 0 }),
+    ] {
         table.replay(body).refused(404, "events.not_found", "subscription");
     }
-    table.replay(json!({ "subscription_id": id("sub"), "from_seq": -1 })).refused(404, "events.not_found", "");
+    table
+        .replay(json!({ "subscription_id": id("sub"), "from_seq": -1 }))
+        .refused(404, "events.not_found", "");
     table.replay("").refused(404, "events.not_found", "");
     let id = table.subscription.clone();
     for (body, names) in [
         (json!({ "subscription_id": id }), "event_ids"),
-        (json!({ "subscription_id": id, "from_seq": 0, "event_ids": [] }), "exactly one"),
-        (json!({ "subscription_id": id, "from_seq": 0, "cursor": "c1.0.MA" }), "exactly one"),
+        (
+            json!({ "subscription_id": id, "from_seq": 0, "event_ids": [] }),
+            "exactly one",
+        ),
+        (
+            json!({ "subscription_id": id, "from_seq": 0, "cursor": "c1.0.MA" }),
+            "exactly one",
+        ),
         (json!({ "subscription_id": id, "cursor": "c1.0.ND=" }), "cursor"),
         (json!({ "subscription_id": id, "cursor": 5 }), "cursor"),
         (json!({ "subscription_id": id, "cursor": "c1.7.MA" }), "cursor"),
@@ -461,11 +706,17 @@ fn deliveries(table: &mut Table) {
         (json!({ "subscription_id": id, "from_seq": 1.5 }), "from_seq"),
         (json!({ "subscription_id": id, "from_seq": "1" }), "from_seq"),
         (json!({ "subscription_id": id, "from_seq": null }), "from_seq"),
-        (json!({ "subscription_id": id, "from_seq": 9_007_199_254_740_992_u64 }), "from_seq"),
+        (
+            json!({ "subscription_id": id, "from_seq": 9_007_199_254_740_992_u64 }),
+            "from_seq",
+        ),
         (json!({ "subscription_id": id, "event_ids": "evt_x" }), "event_ids"),
         (json!({ "subscription_id": id, "event_ids": [1] }), "event_ids"),
         (json!({ "subscription_id": id, "event_ids": {} }), "event_ids"),
-        (json!({ "subscription_id": id, "event_ids": vec!["evt_x"; 1001] }), "1000"),
+        (
+            json!({ "subscription_id": id, "event_ids": vec!["evt_x"; 1001] }),
+            "1000",
+        ),
     ] {
         table.replay(body).refused(400, "events.bad_request", names);
     }
@@ -517,7 +768,10 @@ async fn every_refusal_names_what_to_change_and_stores_nothing() {
     site.one().publish(&table.known).await.expect(201);
     let looped = envelope("live").set("trace_id", LOOPED_TRACE);
     site.one().publish(&looped).await.expect(201);
-    site.run(&format!("UPDATE events SET hops = 8, source = 'chat' WHERE trace_id = '{LOOPED_TRACE}'")).await;
+    site.run(&format!(
+        "UPDATE events SET hops = 8, source = 'chat' WHERE trace_id = '{LOOPED_TRACE}'"
+    ))
+    .await;
 
     requests(&mut table);
     publishes(&mut table);
@@ -526,7 +780,12 @@ async fn every_refusal_names_what_to_change_and_stores_nothing() {
     deliveries(&mut table);
     elsewhere(&mut table);
 
-    let state = async || -> String { sqlx::query_scalar(STATE).fetch_one(&site.pool).await.expect("the state") };
+    let state = async || -> String {
+        sqlx::query_scalar(STATE)
+            .fetch_one(&site.pool)
+            .await
+            .expect("the state")
+    };
     let before = state().await;
     let mut faults = Vec::new();
     let mut seen = BTreeSet::new();
@@ -542,7 +801,11 @@ async fn every_refusal_names_what_to_change_and_stores_nothing() {
         }
         let answer = site.one().send(request).await;
         let shown: String = case.body.chars().take(160).collect();
-        let asked = format!("{} {} {shown}", case.method, case.path.chars().take(120).collect::<String>());
+        let asked = format!(
+            "{} {} {shown}",
+            case.method,
+            case.path.chars().take(120).collect::<String>()
+        );
         if (answer.status, answer.body["code"].as_str()) != (case.status, Some(case.code)) {
             faults.push(format!(
                 "{asked}\n    wanted {} {}\n    got {} {}",
@@ -559,7 +822,13 @@ async fn every_refusal_names_what_to_change_and_stores_nothing() {
             faults.push(format!("{asked}\n    does not name {}: {}", case.names, answer.text));
         }
     }
-    assert!(faults.is_empty(), "{} of {} cases:\n{}", faults.len(), table.cases.len(), faults.join("\n"));
+    assert!(
+        faults.is_empty(),
+        "{} of {} cases:\n{}",
+        faults.len(),
+        table.cases.len(),
+        faults.join("\n")
+    );
     assert_eq!(state().await, before, "a refused request changed nothing");
     let missing: Vec<_> = CODES.iter().filter(|code| !seen.contains(code)).collect();
     assert!(missing.is_empty(), "no case for {missing:?}");
@@ -589,7 +858,11 @@ async fn the_refusal_of_a_batch_names_the_first_item_at_fault_by_its_index() {
     let single = site.one().post(EVENTS, Some(&token), events[99].json()).await;
     assert!(single.body.get("index").is_none(), "{}", single.text);
     for event in &events {
-        assert_eq!(site.traces_of(event.id()).await, 0, "nothing of a refused batch is stored");
+        assert_eq!(
+            site.traces_of(event.id()).await,
+            0,
+            "nothing of a refused batch is stored"
+        );
     }
 }
 
@@ -598,7 +871,10 @@ async fn checks_run_in_the_order_of_the_contract_and_the_first_failure_answers()
     let site = Site::shared().await;
     let token = site.one().service_token("live");
     let heavy = json!({ "text": "x".repeat(70_000), "redacts": {} });
-    let mut event = envelope("chat").event_type("games.some.thing").payload(heavy).set("version", 0);
+    let mut event = envelope("chat")
+        .event_type("games.some.thing")
+        .payload(heavy)
+        .set("version", 0);
     let publish = async |event: &Envelope| site.one().post(EVENTS, Some(&token), event.json()).await;
     refused(&publish(&event).await, 422, "events.invalid_envelope");
     event = event.set("version", 1);
@@ -614,7 +890,10 @@ async fn checks_run_in_the_order_of_the_contract_and_the_first_failure_answers()
     for (query, code) in [
         ("topic=*.*&limit=0&after_seq=1&after=x", "events.bad_topic"),
         ("topic=live.*&limit=0&after_seq=1&after=x", "events.bad_request limit"),
-        ("topic=live.*&limit=1&after_seq=1&after=x", "events.bad_request after_seq"),
+        (
+            "topic=live.*&limit=1&after_seq=1&after=x",
+            "events.bad_request after_seq",
+        ),
         ("topic=live.*&limit=1&after=x", "events.bad_request after"),
     ] {
         let answer = site.one().get(&format!("{EVENTS}?{query}"), Some(&reader)).await;
@@ -627,7 +906,11 @@ async fn checks_run_in_the_order_of_the_contract_and_the_first_failure_answers()
     let mut body = wrong;
     for (repair, status, code) in [
         (("topic_pattern", json!("live.*")), 422, "events.bad_topic"),
-        (("endpoint", json!(endpoint("order"))), 422, "events.endpoint_not_allowed"),
+        (
+            ("endpoint", json!(endpoint("order"))),
+            422,
+            "events.endpoint_not_allowed",
+        ),
         (("secret", json!("x".repeat(32))), 422, "events.bad_request"),
         (("retry_policy", json!({})), 422, "events.bad_request"),
     ] {
@@ -644,7 +927,12 @@ async fn a_packed_body_is_refused_when_it_unpacks_to_more_than_the_limit() {
     let site = Site::shared().await;
     let token = site.one().service_token("live");
     let request = site.one().request(method_of("POST"), EVENTS, Some(&token));
-    let request = request.header(CONTENT_TYPE, "application/json").header(CONTENT_ENCODING, "gzip");
-    let answer = site.one().send(request.body(crate::api_world::packed_run(b' ', 3 * 1024 * 1024))).await;
+    let request = request
+        .header(CONTENT_TYPE, "application/json")
+        .header(CONTENT_ENCODING, "gzip");
+    let answer = site
+        .one()
+        .send(request.body(crate::api_world::packed_run(b' ', 3 * 1024 * 1024)))
+        .await;
     refused(&answer, 413, "events.batch_too_large");
 }

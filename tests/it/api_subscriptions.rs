@@ -18,17 +18,23 @@ use crate::{
 const SUBSCRIPTIONS: &str = "/api/v1/subscriptions";
 
 async fn create(client: &Client, slug: &str, body: &Value) -> Response {
-    client.post(SUBSCRIPTIONS, Some(&client.service_token(slug)), body).await
+    client
+        .post(SUBSCRIPTIONS, Some(&client.service_token(slug)), body)
+        .await
 }
 
 /// Posts to an action of a subscription, with an empty object.
 async fn act(client: &Client, slug: &str, id: &str, action: &str, body: &Value) -> Response {
     let token = client.service_token(slug);
-    client.post(&format!("{SUBSCRIPTIONS}/{id}/{action}"), Some(&token), body).await
+    client
+        .post(&format!("{SUBSCRIPTIONS}/{id}/{action}"), Some(&token), body)
+        .await
 }
 
 async fn get(client: &Client, slug: &str, path: &str) -> Response {
-    client.get(&format!("{SUBSCRIPTIONS}{path}"), Some(&client.service_token(slug))).await
+    client
+        .get(&format!("{SUBSCRIPTIONS}{path}"), Some(&client.service_token(slug)))
+        .await
 }
 
 fn time_of(value: &Value, member: &str) -> OffsetDateTime {
@@ -44,19 +50,40 @@ async fn a_new_subscription_is_shown_whole_with_its_secret_this_once() {
     assert_eq!(answer.header("cache-control"), "no-store");
     let start = r#"{"id":"sub_"#;
     assert!(answer.text.starts_with(start), "{}", answer.text);
-    let members: Vec<&str> = answer.text.split('"').filter(|word| answer.body.get(word).is_some()).collect();
+    let members: Vec<&str> = answer
+        .text
+        .split('"')
+        .filter(|word| answer.body.get(word).is_some())
+        .collect();
     assert_eq!(
         members,
-        ["id", "consumer", "topic_pattern", "endpoint", "enabled", "retry_policy", "created_at", "updated_at", "secret"]
+        [
+            "id",
+            "consumer",
+            "topic_pattern",
+            "endpoint",
+            "enabled",
+            "retry_policy",
+            "created_at",
+            "updated_at",
+            "secret"
+        ]
     );
     let view = answer.expect(201);
     assert_valid("events.subscription@1", &view);
     assert_eq!(text(&view, "consumer"), slug);
-    assert_eq!(text(&view, "endpoint"), "http://127.0.0.1/hook?x=1", "in its normal form");
+    assert_eq!(
+        text(&view, "endpoint"),
+        "http://127.0.0.1/hook?x=1",
+        "in its normal form"
+    );
     assert_eq!((&view["enabled"], &view["retry_policy"]), (&json!(true), &Value::Null));
     let secret = text(&view, "secret");
     let random = secret.strip_prefix("whsec_").expect("a generated secret");
-    assert!(random.len() == 64 && random.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()), "{secret}");
+    assert!(
+        random.len() == 64 && random.bytes().all(|b| b.is_ascii_hexdigit() && !b.is_ascii_uppercase()),
+        "{secret}"
+    );
 
     let id = text(&view, "id");
     let shown = [
@@ -67,7 +94,11 @@ async fn a_new_subscription_is_shown_whole_with_its_secret_this_once() {
     ];
     for answer in shown {
         assert_eq!(answer.header("cache-control"), "no-store");
-        assert!(!answer.text.contains("secret") && !answer.text.contains(random), "{}", answer.text);
+        assert!(
+            !answer.text.contains("secret") && !answer.text.contains(random),
+            "{}",
+            answer.text
+        );
         assert_valid("events.subscription-result@1", &answer.clone().expect(200));
     }
 }
@@ -81,9 +112,17 @@ async fn what_the_caller_gives_is_kept_and_topic_is_another_name_for_topic_patte
         "retry_policy": { "backoff_ms": [0, 86_400_000], "max_attempts": 20 } });
     let view = create(site.one(), &slug, &body).await.expect(201);
     assert_valid("events.subscription@1", &view);
-    assert_eq!((text(&view, "topic_pattern"), text(&view, "secret")), ("live.a.*", secret.as_str()));
-    assert_eq!(view["retry_policy"], json!({ "max_attempts": 20, "backoff_ms": [0, 86_400_000] }));
-    let read = get(site.two(), &slug, &format!("/{}", text(&view, "id"))).await.expect(200);
+    assert_eq!(
+        (text(&view, "topic_pattern"), text(&view, "secret")),
+        ("live.a.*", secret.as_str())
+    );
+    assert_eq!(
+        view["retry_policy"],
+        json!({ "max_attempts": 20, "backoff_ms": [0, 86_400_000] })
+    );
+    let read = get(site.two(), &slug, &format!("/{}", text(&view, "id")))
+        .await
+        .expect(200);
     assert_eq!(read["retry_policy"], view["retry_policy"]);
 
     for (policy, shown) in [
@@ -94,7 +133,10 @@ async fn what_the_caller_gives_is_kept_and_topic_is_another_name_for_topic_patte
         let body = json!({ "topic_pattern": "live.b.*", "topic": "*.*", "endpoint": endpoint(&unique_segment()),
             "retry_policy": policy });
         let view = create(site.one(), &slug, &body).await.expect(201);
-        assert_eq!((text(&view, "topic_pattern"), &view["retry_policy"]), ("live.b.*", &shown));
+        assert_eq!(
+            (text(&view, "topic_pattern"), &view["retry_policy"]),
+            ("live.b.*", &shown)
+        );
     }
     for (at, length) in [32, 256].into_iter().enumerate() {
         let body = json!({ "topic": "live.c.*", "endpoint": endpoint(&at.to_string()), "secret": "x".repeat(length) });
@@ -109,14 +151,24 @@ async fn the_same_subscription_twice_is_refused_with_the_id_of_the_first() {
     let first = site.subscribe(&slug, "live.*", "same").await;
     for spelling in [endpoint("same"), "HTTP://127.0.0.1:9/x/../same".to_owned()] {
         let body = json!({ "topic_pattern": "live.*", "endpoint": spelling });
-        let document = refused(&create(site.two(), &slug, &body).await, 409, "events.subscription_exists");
+        let document = refused(
+            &create(site.two(), &slug, &body).await,
+            409,
+            "events.subscription_exists",
+        );
         assert_eq!(document["subscription_id"], first["id"]);
         assert!(document.get("secret").is_none(), "{document}");
     }
     // A disabled one is still there.
-    act(site.one(), &slug, text(&first, "id"), "disable", &json!({})).await.expect(200);
+    act(site.one(), &slug, text(&first, "id"), "disable", &json!({}))
+        .await
+        .expect(200);
     let body = json!({ "topic_pattern": "live.*", "endpoint": endpoint("same") });
-    refused(&create(site.one(), &slug, &body).await, 409, "events.subscription_exists");
+    refused(
+        &create(site.one(), &slug, &body).await,
+        409,
+        "events.subscription_exists",
+    );
     create(site.one(), &other, &body).await.expect(201);
     site.subscribe(&slug, "live.a.*", "same").await;
     site.subscribe(&slug, "live.*", "other").await;
@@ -130,12 +182,21 @@ async fn of_many_equal_creates_at_once_over_two_processes_exactly_one_succeeds()
     let sent = (0..20).map(|n| create(if n % 2 == 0 { site.one() } else { site.two() }, &slug, &body));
     let answers = join_all(sent).await;
     let made: Vec<&Response> = answers.iter().filter(|answer| answer.status == 201).collect();
-    assert_eq!(made.len(), 1, "{:?}", answers.iter().map(|answer| answer.status).collect::<Vec<_>>());
+    assert_eq!(
+        made.len(),
+        1,
+        "{:?}",
+        answers.iter().map(|answer| answer.status).collect::<Vec<_>>()
+    );
     for answer in answers.iter().filter(|answer| answer.status != 201) {
         let document = refused(answer, 409, "events.subscription_exists");
         assert_eq!(document["subscription_id"], made[0].body["id"]);
     }
-    assert_eq!(site.number("SELECT count(*) FROM subscriptions WHERE consumer = $1", &slug).await, 1);
+    assert_eq!(
+        site.number("SELECT count(*) FROM subscriptions WHERE consumer = $1", &slug)
+            .await,
+        1
+    );
 }
 
 #[tokio::test]
@@ -151,14 +212,26 @@ async fn the_limit_holds_when_many_subscriptions_are_made_at_once() {
     });
     let answers = join_all(sent).await;
     let made = answers.iter().filter(|answer| answer.status == 201).count();
-    assert_eq!(made, SUBSCRIPTIONS_MAX, "{:?}", answers.iter().map(|answer| answer.status).collect::<Vec<_>>());
+    assert_eq!(
+        made,
+        SUBSCRIPTIONS_MAX,
+        "{:?}",
+        answers.iter().map(|answer| answer.status).collect::<Vec<_>>()
+    );
     for answer in answers.iter().filter(|answer| answer.status != 201) {
         let document = refused(answer, 409, "events.subscription_limit");
         assert_eq!(document["limit"], SUBSCRIPTIONS_MAX);
     }
     // What exists is told before what is too much.
-    let known = answers.iter().position(|answer| answer.status == 201).expect("one was made");
-    refused(&create(site.one(), &slug, &bodies[known]).await, 409, "events.subscription_exists");
+    let known = answers
+        .iter()
+        .position(|answer| answer.status == 201)
+        .expect("one was made");
+    refused(
+        &create(site.one(), &slug, &bodies[known]).await,
+        409,
+        "events.subscription_exists",
+    );
 }
 
 #[tokio::test]
@@ -171,10 +244,19 @@ async fn a_list_holds_the_callers_own_subscriptions_oldest_first() {
         made.push(site.subscribe(&slug, "live.*", path).await["id"].clone());
     }
     site.subscribe(&other, "live.*", "d").await;
-    site.run(&format!("UPDATE subscriptions SET created_at = created_at - 5000 WHERE id = {}", quoted(&made[2]))).await;
+    site.run(&format!(
+        "UPDATE subscriptions SET created_at = created_at - 5000 WHERE id = {}",
+        quoted(&made[2])
+    ))
+    .await;
     let list = get(site.two(), &slug, "").await.expect(200);
     assert_valid("events.subscription-result@1", &list);
-    let listed: Vec<&Value> = list["subscriptions"].as_array().expect("a list").iter().map(|view| &view["id"]).collect();
+    let listed: Vec<&Value> = list["subscriptions"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|view| &view["id"])
+        .collect();
     assert_eq!(listed, [&made[2], &made[0], &made[1]]);
 }
 
@@ -207,7 +289,10 @@ async fn a_subscription_of_another_consumer_looks_like_one_that_does_not_exist()
         assert_eq!(details.len(), 1, "the two cannot be told apart: {details:?}");
     }
     let kept = get(site.two(), &owner, &format!("/{theirs}")).await.expect(200);
-    assert_eq!((&kept["enabled"], &kept["updated_at"]), (&json!(true), &view["updated_at"]));
+    assert_eq!(
+        (&kept["enabled"], &kept["updated_at"]),
+        (&json!(true), &view["updated_at"])
+    );
 }
 
 #[tokio::test]
@@ -219,7 +304,12 @@ async fn no_answer_of_these_routes_may_be_stored() {
     let token = site.one().service_token(&slug);
     let broken = send(site.one(), "POST", SUBSCRIPTIONS, Some(&token), "{".to_owned()).await;
     for (answer, status) in [(denied, 401), (bad, 422), (broken, 400)] {
-        assert_eq!((answer.status, answer.header("cache-control")), (status, "no-store"), "{}", answer.text);
+        assert_eq!(
+            (answer.status, answer.header("cache-control")),
+            (status, "no-store"),
+            "{}",
+            answer.text
+        );
     }
 }
 
@@ -231,10 +321,19 @@ async fn switching_is_idempotent_and_seen_by_every_process() {
     let id = text(&made, "id");
     let unchanged = act(site.one(), &slug, id, "enable", &json!({})).await.expect(200);
     assert_eq!(unchanged["updated_at"], made["updated_at"], "nothing was switched");
-    for (action, enabled) in [("disable", false), ("disable", false), ("enable", true), ("enable", true)] {
+    for (action, enabled) in [
+        ("disable", false),
+        ("disable", false),
+        ("enable", true),
+        ("enable", true),
+    ] {
         let token = site.one().service_token(&slug);
         // A caller need not send a body at all.
-        let request = site.one().request(reqwest::Method::POST, &format!("{SUBSCRIPTIONS}/{id}/{action}"), Some(&token));
+        let request = site.one().request(
+            reqwest::Method::POST,
+            &format!("{SUBSCRIPTIONS}/{id}/{action}"),
+            Some(&token),
+        );
         let view = site.one().send(request).await.expect(200);
         assert_valid("events.subscription@1", &view);
         assert_eq!(view["enabled"], enabled, "{action}");
@@ -270,7 +369,10 @@ async fn a_rotation_shows_the_new_secret_once_and_keeps_the_former_one_for_the_o
         let until = time_of(&view, "previous_secret_valid_until");
         let overlap = time::Duration::seconds_f64(seconds);
         let slack = time::Duration::milliseconds(5);
-        assert!(before + overlap - slack <= until && until <= after + overlap + slack, "{body}: {until}");
+        assert!(
+            before + overlap - slack <= until && until <= after + overlap + slack,
+            "{body}: {until}"
+        );
         let secret = text(&view, "secret").to_owned();
         assert_ne!(secret, former);
         match body.get("secret") {
@@ -292,7 +394,11 @@ async fn a_rotation_shows_the_new_secret_once_and_keeps_the_former_one_for_the_o
     }
     // No body at all is a rotation with every default.
     let token = site.one().service_token(&slug);
-    let request = site.one().request(reqwest::Method::POST, &format!("{SUBSCRIPTIONS}/{id}/rotate-secret"), Some(&token));
+    let request = site.one().request(
+        reqwest::Method::POST,
+        &format!("{SUBSCRIPTIONS}/{id}/rotate-secret"),
+        Some(&token),
+    );
     site.one().send(request).await.expect(200);
 }
 

@@ -43,7 +43,10 @@ struct World {
 impl World {
     async fn start(processes: usize, env: &[(&str, &str)]) -> Self {
         let (database, network) = tokio::join!(Database::create(), Network::start());
-        let all: Vec<_> = [("EVENTS_WORKER", "off")].into_iter().chain(env.iter().copied()).collect();
+        let all: Vec<_> = [("EVENTS_WORKER", "off")]
+            .into_iter()
+            .chain(env.iter().copied())
+            .collect();
         let services = start_many(&database, &network, processes, &all).await;
         Self {
             services,
@@ -93,7 +96,9 @@ impl Site {
             .iter()
             .map(|service| Client::new(service.base()))
             .collect();
-        let pool = PgPoolOptions::new().max_connections(4).connect_lazy(world.database.url());
+        let pool = PgPoolOptions::new()
+            .max_connections(4)
+            .connect_lazy(world.database.url());
         Self {
             world,
             clients,

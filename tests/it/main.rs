@@ -6,14 +6,16 @@
 
 mod api_authority;
 mod api_deliveries;
+mod api_edge;
+mod api_process;
 mod api_publish;
 mod api_read;
 mod api_refusals;
 mod api_subscriptions;
 mod api_world;
 mod contracts;
-mod dev;
 mod delivery_worker;
+mod dev;
 mod first_event;
 mod harness_self;
 mod support;
