@@ -55,6 +55,10 @@ async fn walk(site: &Site, query: &str, limit: usize) -> Vec<(i64, String)> {
         let page = list(site, &format!("{query}&limit={limit}&after={after}")).await.body;
         let mut rows = rows(&page);
         assert!(rows.len() <= limit);
+        assert!(
+            seen.is_empty() || !rows.is_empty(),
+            "a page that names the next one is not the last"
+        );
         let full = rows.len() == limit;
         seen.append(&mut rows);
         match page.get("next") {

@@ -446,7 +446,7 @@ async fn a_connection_outlives_the_refusals_on_it() {
     let good = envelope("live").json().to_string();
     for (request, status) in [
         (post("{"), 400),
-        (format!("GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"), 404),
+        ("GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), 404),
         (format!("GET {EVENTS} HTTP/1.1\r\nHost: x\r\n\r\n"), 401),
         (post("{}"), 422),
         (

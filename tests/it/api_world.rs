@@ -36,7 +36,7 @@ const PARAMETER: &str = "{id}";
 #[derive(Debug)]
 struct World {
     services: Vec<Service>,
-    network: Network,
+    _network: Network,
     database: Database,
 }
 
@@ -50,7 +50,7 @@ impl World {
         let services = start_many(&database, &network, processes, &all).await;
         Self {
             services,
-            network,
+            _network: network,
             database,
         }
     }
@@ -119,11 +119,6 @@ impl Site {
     /// The first process.
     pub(crate) fn service(&self) -> &Service {
         &self.world.services[0]
-    }
-
-    /// The issuer.
-    pub(crate) fn network(&self) -> &Network {
-        &self.world.network
     }
 
     /// One number out of the database.
