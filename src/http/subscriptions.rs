@@ -126,14 +126,14 @@ pub(super) async fn create(
         secret: Some(secret),
         ..SubscriptionView::from(created)
     };
-    Ok(uncached(StatusCode::CREATED, &view))
+    Ok(json(StatusCode::CREATED, &view))
 }
 
 /// The caller's subscriptions, oldest first.
 pub(super) async fn list(State(api): State<Arc<Api>>, caller: Caller<Subscribe>) -> Result<Response, ApiError> {
     let stored = api.store.subscriptions(&caller.slug).await?;
     let subscriptions = stored.into_iter().map(SubscriptionView::from).collect();
-    Ok(uncached(StatusCode::OK, &SubscriptionList { subscriptions }))
+    Ok(json(StatusCode::OK, &SubscriptionList { subscriptions }))
 }
 
 /// One of them.
@@ -143,7 +143,7 @@ pub(super) async fn read(
     PathOf(id): PathOf<String>,
 ) -> Result<Response, ApiError> {
     let found = api.store.subscription(&caller.slug, &known(&id)?).await?;
-    Ok(uncached(
+    Ok(json(
         StatusCode::OK,
         &SubscriptionView::from(found.ok_or_else(unknown)?),
     ))
@@ -162,7 +162,7 @@ pub(super) async fn enable(
         .await?
         .ok_or_else(unknown)?;
     (api.wake)(&[id]);
-    Ok(uncached(StatusCode::OK, &SubscriptionView::from(switched)))
+    Ok(json(StatusCode::OK, &SubscriptionView::from(switched)))
 }
 
 /// Pauses it: nothing is sent, and events published meanwhile are not queued.
@@ -176,7 +176,7 @@ pub(super) async fn disable(
         .set_enabled(&caller.slug, &known(&id)?, Switch::Off)
         .await?
         .ok_or_else(unknown)?;
-    Ok(uncached(StatusCode::OK, &SubscriptionView::from(switched)))
+    Ok(json(StatusCode::OK, &SubscriptionView::from(switched)))
 }
 
 /// Puts a new secret in force; the former one signs beside it for the overlap.
@@ -212,7 +212,7 @@ pub(super) async fn rotate_secret(
         previous_secret_valid_until: Some(Millis(rotated.previous_secret_until)),
         ..SubscriptionView::from(rotated.subscription)
     };
-    Ok(uncached(StatusCode::OK, &view))
+    Ok(json(StatusCode::OK, &view))
 }
 
 /// A JSON string's text.
@@ -254,10 +254,9 @@ fn unknown() -> ApiError {
     ApiError::NotFound("no such subscription of this consumer".into())
 }
 
-fn uncached(status: StatusCode, body: &impl Serialize) -> Response {
-    let mut response = json(status, body);
-    response
-        .headers_mut()
-        .insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+/// Keeps an answer out of every cache.
+pub(super) async fn uncached(mut response: Response) -> Response {
+    let no_store = HeaderValue::from_static("no-store");
+    response.headers_mut().insert(CACHE_CONTROL, no_store);
     response
 }
