@@ -154,7 +154,9 @@ pub(super) async fn enable(
     State(api): State<Arc<Api>>,
     caller: Caller<Subscribe>,
     PathOf(id): PathOf<String>,
+    request: Request,
 ) -> Result<Response, ApiError> {
+    read_json(request, BODY_LIMIT).await?;
     let id = known(&id)?;
     let switched = api
         .store
@@ -170,7 +172,9 @@ pub(super) async fn disable(
     State(api): State<Arc<Api>>,
     caller: Caller<Subscribe>,
     PathOf(id): PathOf<String>,
+    request: Request,
 ) -> Result<Response, ApiError> {
+    read_json(request, BODY_LIMIT).await?;
     let switched = api
         .store
         .set_enabled(&caller.slug, &known(&id)?, Switch::Off)
