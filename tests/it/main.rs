@@ -6,4 +6,6 @@
 mod contracts;
 mod first_event;
 mod harness_self;
+mod store_counter;
+mod store_fixture;
 mod support;
