@@ -8,4 +8,6 @@ mod first_event;
 mod harness_self;
 mod store_counter;
 mod store_fixture;
+mod store_heads;
+mod store_publish;
 mod support;

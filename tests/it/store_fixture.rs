@@ -21,7 +21,11 @@ use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::support::{database::Database, envelopes};
+use crate::support::{
+    database::Database,
+    envelopes,
+    wait::{SOON, eventually},
+};
 
 /// How long claims of these tests hold.
 pub(crate) const LEASE_MS: i64 = 60_000;
@@ -292,6 +296,42 @@ impl Door {
     pub(crate) async fn publish(&self, request: PublishRequest) -> Result<Vec<Published>, PublishError> {
         self.publisher.publish(request).await
     }
+
+    /// Publishes these requests in one group and in this order: while the counter row is held, one request of another
+    /// kind waits for it and the others gather behind that one. Needs a runtime of one thread.
+    pub(crate) async fn publish_as_group(
+        &self,
+        fixture: &Fixture,
+        requests: impl IntoIterator<Item = PublishRequest>,
+    ) -> Vec<Result<Vec<Published>, PublishError>> {
+        let before = fixture.number("SELECT coalesce(max(seq), 0) FROM events").await;
+        let mut holder = fixture.pool().begin().await.expect("a transaction");
+        sqlx::query("SELECT FROM store_counter FOR UPDATE")
+            .execute(&mut *holder)
+            .await
+            .expect("the row");
+        let start = |request| {
+            let publisher = self.publisher.clone();
+            tokio::spawn(async move { publisher.publish(request).await })
+        };
+        let plug = start(request("live", envelopes::envelope("live").event_type("live.plug.x").json()));
+        let waits = "SELECT count(*) FROM pg_stat_activity \
+                     WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        eventually("the first request waits", SOON, async || fixture.number(waits).await == 1).await;
+        let gathered: Vec<_> = requests.into_iter().map(start).collect();
+        holder.rollback().await.expect("an end");
+        plug.await.expect("a task").expect("the first request is stored");
+        let mut answers = Vec::new();
+        for one in gathered {
+            answers.push(one.await.expect("a task"));
+        }
+        let groups = format!(
+            "SELECT count(DISTINCT xmin::text) FROM events WHERE seq > {before} AND event_type <> 'live.plug.x'"
+        );
+        assert!(fixture.number(&groups).await <= 1, "the requests were stored by one transaction");
+        sql(fixture.pool(), "DELETE FROM events WHERE event_type = 'live.plug.x'").await;
+        answers
+    }
 }
 
 /// A request of a service that named no trace.
@@ -348,6 +388,8 @@ pub(crate) fn statement(fragment: &str) -> String {
 pub(crate) struct Cost {
     /// Pages looked at.
     pub(crate) buffers: i64,
+    /// Rows that were read from tables, kept or not.
+    pub(crate) rows: i64,
     /// Indexes used.
     pub(crate) indexes: Vec<String>,
     /// Tables read from end to end.
@@ -383,6 +425,7 @@ pub(crate) async fn costs(pool: &PgPool, fragment: &str, literals: &str) -> [Cos
         let blocks = |name: &str| root[name].as_i64().expect("a number of blocks");
         let mut cost = Cost {
             buffers: blocks("Shared Hit Blocks") + blocks("Shared Read Blocks"),
+            rows: 0,
             indexes: Vec::new(),
             scanned: Vec::new(),
         };
@@ -399,6 +442,11 @@ fn walk(node: &Value, cost: &mut Cost) {
     if node["Node Type"] == "Seq Scan" && node["Actual Loops"].as_f64() != Some(0.0) {
         cost.scanned
             .push(node["Relation Name"].as_str().unwrap_or_default().to_owned());
+    }
+    if node["Relation Name"].is_string() && node["Node Type"] != "ModifyTable" {
+        let rows = ["Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck"].map(|name| node[name].as_f64());
+        let rows: f64 = rows.into_iter().flatten().sum();
+        cost.rows += (rows * node["Actual Loops"].as_f64().unwrap_or(0.0)).round() as i64;
     }
     for child in node["Plans"].as_array().into_iter().flatten() {
         walk(child, cost);
