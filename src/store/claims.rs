@@ -117,33 +117,32 @@ impl Store {
     pub async fn claim(&self, claim: &Claim<'_>, candidates: &[Candidate]) -> Result<Pass, StoreError> {
         let columns = CandidateColumns::of(candidates);
         let mut transaction = self.begin_relaxed().await?;
-        let locked = sqlx::query!(
+        let seen = sqlx::query!(
             r#"
-            SELECT id, (SELECT version FROM store_counter WHERE name = 'events') AS "version!", now_ms() AS "now_ms!",
-                   (SELECT count(*) FROM subscriptions a WHERE a.id = ANY($1) AND a.enabled = 1) AS "enabled!"
-            FROM subscriptions
-            WHERE id = ANY($1) AND enabled = 1
-            ORDER BY id
-            FOR NO KEY UPDATE SKIP LOCKED
+            WITH locked AS MATERIALIZED (
+                SELECT id FROM subscriptions
+                WHERE id = ANY($1) AND enabled = 1
+                ORDER BY id
+                FOR NO KEY UPDATE SKIP LOCKED
+            )
+            SELECT (SELECT version FROM store_counter WHERE name = 'events') AS "version!", now_ms() AS "now_ms!",
+                   (SELECT count(*) FROM subscriptions a WHERE a.id = ANY($1) AND a.enabled = 1) AS "enabled!",
+                   (SELECT array_agg(id) FROM locked) AS locked
             "#,
             &columns.id as &[&str],
         )
-        .fetch_all(self.run(&mut transaction))
+        .fetch_one(self.run(&mut transaction))
         .await?;
-        let Some(first) = locked.first() else {
-            // Nothing is locked here, so whatever is enabled was locked elsewhere; the next look decides.
-            return Ok(Pass {
-                skipped: true,
-                ..Pass::default()
-            });
-        };
+        let locked = seen.locked.unwrap_or_default();
         let mut pass = Pass {
-            skipped: i64::try_from(locked.len()).unwrap_or(i64::MAX) < first.enabled,
-            version: first.version,
-            now_ms: first.now_ms,
+            skipped: i64::try_from(locked.len()).unwrap_or(i64::MAX) < seen.enabled,
+            version: seen.version,
+            now_ms: seen.now_ms,
             ..Pass::default()
         };
-        let locked: Vec<&str> = locked.iter().map(|row| row.id.as_str()).collect();
+        if locked.is_empty() {
+            return Ok(pass);
+        }
         let rows = sqlx::query!(
             r#"
             WITH locked AS (
@@ -202,7 +201,7 @@ impl Store {
             &columns.important,
             &columns.low,
             &columns.consumer_room,
-            &locked as &[&str],
+            &locked,
             claim.room,
             claim.owner,
             claim.lease_ms,

@@ -6,8 +6,10 @@
 mod contracts;
 mod first_event;
 mod harness_self;
+mod store_claims;
 mod store_counter;
 mod store_fixture;
 mod store_heads;
+mod store_leases;
 mod store_publish;
 mod support;
