@@ -11,5 +11,8 @@ mod store_counter;
 mod store_fixture;
 mod store_heads;
 mod store_leases;
+mod store_migrate;
+mod store_pooler;
 mod store_publish;
+mod store_pulls;
 mod support;

@@ -16,8 +16,8 @@ use openvibe_events::{
 
 use crate::{
     store_fixture::{
-        Cost, Fixture, LEASE_MS, assert_counts, candidate, claim, claim_with, costs, delivered, event_from, event_of, events_of,
-        positions, put, retry, settle_all, sql, subscribe,
+        Cost, Fixture, LEASE_MS, assert_counts, candidate, claim, claim_with, costs, delivered, event_from, event_of,
+        events_of, positions, put, retry, settle_all, sql, subscribe,
     },
     support::envelopes::envelope,
 };
@@ -59,9 +59,15 @@ async fn fight(cap: i32) -> i64 {
     let stores = [Arc::clone(&fixture.store), fixture.another().await];
     let id = fixture.subscription(cap).await;
     for _ in 0..6 {
-        put(&fixture.store, Some(&id), &events_of("live.a.b", 250), None).await.expect("a group");
+        put(&fixture.store, Some(&id), &events_of("live.a.b", 250), None)
+            .await
+            .expect("a group");
     }
-    let (running, peak, done) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
+    let (running, peak, done) = (
+        Arc::new(AtomicI64::new(0)),
+        Arc::new(AtomicI64::new(0)),
+        Arc::new(AtomicI64::new(0)),
+    );
     let until = Instant::now() + Duration::from_secs(3);
     let workers = (0..8).map(|worker| {
         let (store, id) = (Arc::clone(&stores[worker % 2]), id.clone());
@@ -105,13 +111,19 @@ async fn a_subscriptions_own_cap_is_used_and_never_exceeded() {
 async fn a_claim_counts_what_was_claimed_while_it_waited_for_nothing() {
     let fixture = Fixture::new().await;
     let id = fixture.subscription(2).await;
-    put(&fixture.store, Some(&id), &events_of("live.a.b", 5), None).await.expect("a group");
+    put(&fixture.store, Some(&id), &events_of("live.a.b", 5), None)
+        .await
+        .expect("a group");
     assert_eq!(claim(&fixture.store, "w", &[&id]).await.claimed.len(), 2);
     let full = claim(&fixture.store, "w", &[&id]).await;
     assert!(full.claimed.is_empty());
     assert_eq!(full.counted, [(id.clone(), 0)]);
     fixture.sql("UPDATE subscriptions SET max_inflight = 3").await;
-    assert_eq!(claim(&fixture.store, "x", &[&id]).await.claimed.len(), 1, "a raised cap holds at once");
+    assert_eq!(
+        claim(&fixture.store, "x", &[&id]).await.claimed.len(),
+        1,
+        "a raised cap holds at once"
+    );
 }
 
 #[tokio::test]
@@ -121,7 +133,12 @@ async fn urgent_rows_are_claimed_first_then_those_due_first_then_those_stored_fi
     let priorities = ["low", "important", "critical", "important", "low", "critical"];
     let events: Vec<Envelope> = priorities.into_iter().map(prioritized).collect();
     let at = put(&fixture.store, Some(&id), &events, None).await.expect("a group");
-    fixture.sql(&format!("UPDATE deliveries SET next_attempt_at = 7 WHERE seq IN ({}, {})", at[3], at[5])).await;
+    fixture
+        .sql(&format!(
+            "UPDATE deliveries SET next_attempt_at = 7 WHERE seq IN ({}, {})",
+            at[3], at[5]
+        ))
+        .await;
     let pass = claim(&fixture.store, "w", &[&id]).await;
     assert_eq!(positions(&pass), [at[5], at[2], at[3], at[1], at[0], at[4]]);
     assert!(pass.claimed.iter().all(|claimed| claimed.attempt == 1));
@@ -131,7 +148,9 @@ async fn urgent_rows_are_claimed_first_then_those_due_first_then_those_stored_fi
 async fn a_waiting_retry_is_not_due() {
     let fixture = Fixture::new().await;
     let (store, id) = (&fixture.store, fixture.subscription(1).await);
-    put(store, Some(&id), &events_of("live.a.b", 1), None).await.expect("a group");
+    put(store, Some(&id), &events_of("live.a.b", 1), None)
+        .await
+        .expect("a group");
     assert_eq!(store.due(&[candidate(&id)]).await.expect("what is due"), [id.clone()]);
     settle_all(store, "w", &claim(store, "w", &[&id]).await, &retry(60_000)).await;
     assert!(store.due(&[candidate(&id)]).await.expect("what is due").is_empty());
@@ -142,15 +161,28 @@ async fn a_waiting_retry_is_not_due() {
 async fn a_consumers_share_bounds_all_of_its_subscriptions_together() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;
-    let (one, two) = (subscribe(store, "chat", "*", 64).await, subscribe(store, "chat", "live.*", 64).await);
+    let (one, two) = (
+        subscribe(store, "chat", "*", 64).await,
+        subscribe(store, "chat", "live.*", 64).await,
+    );
     let other = subscribe(store, "live", "*", 64).await;
     for id in [&one, &two, &other] {
-        put(store, Some(id), &events_of("live.a.b", 10), None).await.expect("a group");
+        put(store, Some(id), &events_of("live.a.b", 10), None)
+            .await
+            .expect("a group");
     }
     let shares = [(&one, 4), (&two, 4), (&other, 100)];
-    let candidates = shares.map(|(id, consumer_room)| Candidate { consumer_room, ..candidate(id) });
+    let candidates = shares.map(|(id, consumer_room)| Candidate {
+        consumer_room,
+        ..candidate(id)
+    });
     let pass = claim_with(store, "w", LEASE_MS, &candidates).await;
-    let of = |consumer: &str| pass.claimed.iter().filter(|claimed| claimed.consumer == consumer).count();
+    let of = |consumer: &str| {
+        pass.claimed
+            .iter()
+            .filter(|claimed| claimed.consumer == consumer)
+            .count()
+    };
     assert_eq!((of("chat"), of("live")), (4, 10));
 }
 
@@ -158,27 +190,72 @@ async fn a_consumers_share_bounds_all_of_its_subscriptions_together() {
 async fn the_room_of_a_process_is_shared_between_consumers() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;
-    let (busy, quiet) = (subscribe(store, "chat", "*", 64).await, subscribe(store, "live", "*", 64).await);
-    put(store, Some(&busy), &events_of("live.a.b", 50), None).await.expect("a group");
-    put(store, Some(&quiet), &events_of("live.a.b", 2), None).await.expect("a group");
-    let wanted = Claim { owner: "w", lease_ms: LEASE_MS, room: 6 };
-    let pass = store.claim(&wanted, &[candidate(&busy), candidate(&quiet)]).await.expect("a claim");
-    let of = |consumer: &str| pass.claimed.iter().filter(|claimed| claimed.consumer == consumer).count();
-    assert_eq!((of("chat"), of("live")), (4, 2), "a backlog in front does not take the room of others");
+    let (busy, quiet) = (
+        subscribe(store, "chat", "*", 64).await,
+        subscribe(store, "live", "*", 64).await,
+    );
+    put(store, Some(&busy), &events_of("live.a.b", 50), None)
+        .await
+        .expect("a group");
+    put(store, Some(&quiet), &events_of("live.a.b", 2), None)
+        .await
+        .expect("a group");
+    let wanted = Claim {
+        owner: "w",
+        lease_ms: LEASE_MS,
+        room: 6,
+    };
+    let pass = store
+        .claim(&wanted, &[candidate(&busy), candidate(&quiet)])
+        .await
+        .expect("a claim");
+    let of = |consumer: &str| {
+        pass.claimed
+            .iter()
+            .filter(|claimed| claimed.consumer == consumer)
+            .count()
+    };
+    assert_eq!(
+        (of("chat"), of("live")),
+        (4, 2),
+        "a backlog in front does not take the room of others"
+    );
 }
 
 #[tokio::test]
 async fn rows_due_before_the_frontier_are_seen_by_a_sweep_only() {
     let fixture = Fixture::new().await;
     let (store, id) = (&fixture.store, fixture.subscription(64).await);
-    let at = put(store, Some(&id), &[prioritized("critical"), prioritized("low")], None).await.expect("a group");
+    let at = put(store, Some(&id), &[prioritized("critical"), prioritized("low")], None)
+        .await
+        .expect("a group");
     fixture.sql("UPDATE deliveries SET next_attempt_at = 1000").await;
-    let beyond = Candidate { frontier: [1001, 0, 1001], ..candidate(&id) };
-    assert!(store.due(std::slice::from_ref(&beyond)).await.expect("what is due").is_empty());
+    let beyond = Candidate {
+        frontier: [1001, 0, 1001],
+        ..candidate(&id)
+    };
+    assert!(
+        store
+            .due(std::slice::from_ref(&beyond))
+            .await
+            .expect("what is due")
+            .is_empty()
+    );
     assert!(claim_with(store, "w", LEASE_MS, &[beyond]).await.claimed.is_empty());
-    let until = Candidate { frontier: [1000, 0, 1001], ..candidate(&id) };
-    assert_eq!(positions(&claim_with(store, "w", LEASE_MS, &[until]).await), [at[0]], "each priority has its own");
-    assert_eq!(positions(&claim(store, "w", &[&id]).await), [at[1]], "a sweep sees everything");
+    let until = Candidate {
+        frontier: [1000, 0, 1001],
+        ..candidate(&id)
+    };
+    assert_eq!(
+        positions(&claim_with(store, "w", LEASE_MS, &[until]).await),
+        [at[0]],
+        "each priority has its own"
+    );
+    assert_eq!(
+        positions(&claim(store, "w", &[&id]).await),
+        [at[1]],
+        "a sweep sees everything"
+    );
 }
 
 #[tokio::test]
@@ -187,7 +264,9 @@ async fn a_subscription_that_is_claimed_for_elsewhere_is_skipped_and_named_worth
     let store = &fixture.store;
     let (one, two) = (fixture.subscription(1).await, fixture.subscription(1).await);
     for id in [&one, &two] {
-        put(store, Some(id), &events_of("live.a.b", 1), None).await.expect("a group");
+        put(store, Some(id), &events_of("live.a.b", 1), None)
+            .await
+            .expect("a group");
     }
     let mut holder = fixture.pool().begin().await.expect("a transaction");
     sqlx::query("SELECT FROM subscriptions WHERE id = $1 FOR NO KEY UPDATE")
@@ -208,13 +287,31 @@ async fn a_subscription_that_is_claimed_for_elsewhere_is_skipped_and_named_worth
 async fn what_is_disabled_is_not_claimed_and_not_worth_another_look() {
     let fixture = Fixture::new().await;
     let (store, id) = (&fixture.store, fixture.subscription(1).await);
-    let at = put(store, Some(&id), &events_of("live.a.b", 2), None).await.expect("a group");
-    store.set_enabled("chat", &id, Switch::Off).await.expect("a switch").expect("a subscription");
+    let at = put(store, Some(&id), &events_of("live.a.b", 2), None)
+        .await
+        .expect("a group");
+    store
+        .set_enabled("chat", &id, Switch::Off)
+        .await
+        .expect("a switch")
+        .expect("a subscription");
     let pass = claim(store, "w", &[&id]).await;
     assert!(pass.claimed.is_empty() && !pass.skipped, "{pass:?}");
-    assert_eq!(pass.version, fixture.number("SELECT version FROM store_counter").await, "its process learns of the change");
-    store.set_enabled("chat", &id, Switch::On).await.expect("a switch").expect("a subscription");
-    assert_eq!(positions(&claim(store, "w", &[&id]).await), [at[0]], "what was queued goes on");
+    assert_eq!(
+        pass.version,
+        fixture.number("SELECT version FROM store_counter").await,
+        "its process learns of the change"
+    );
+    store
+        .set_enabled("chat", &id, Switch::On)
+        .await
+        .expect("a switch")
+        .expect("a subscription");
+    assert_eq!(
+        positions(&claim(store, "w", &[&id]).await),
+        [at[0]],
+        "what was queued goes on"
+    );
 }
 
 #[tokio::test]
@@ -223,11 +320,15 @@ async fn a_disabled_subscription_waits_for_no_claim_and_a_claim_does_not_wait_fo
     let store = &fixture.store;
     let (off, on) = (fixture.subscription(64).await, fixture.subscription(64).await);
     backlog(&fixture, &off, 50_000, ("head", "true")).await;
-    let at = put(store, Some(&on), &[event_of("live.a.b")], None).await.expect("a group");
+    let at = put(store, Some(&on), &[event_of("live.a.b")], None)
+        .await
+        .expect("a group");
     store.set_enabled("chat", &off, Switch::Off).await.expect("a switch");
     fixture.sql("ANALYZE deliveries").await;
     assert_eq!(positions(&claim(store, "w", &[&off, &on]).await), at);
-    fixture.sql("UPDATE deliveries SET lease_until = NULL WHERE lease_until IS NOT NULL").await;
+    fixture
+        .sql("UPDATE deliveries SET lease_until = NULL WHERE lease_until IS NOT NULL")
+        .await;
     let both = format!(
         "ARRAY['{off}', '{on}'], ARRAY[0,0]::bigint[], ARRAY[0,0]::bigint[], ARRAY[0,0]::bigint[], ARRAY[9,9]::bigint[], \
          ARRAY['{on}'], 100, 'w', 1000"
@@ -246,7 +347,10 @@ async fn three_hundred_thousand_rows_behind_one_head_cost_a_claim_nothing() {
     let check = |what: &str, index: &str, cost: &Cost| {
         assert!(cost.indexes.iter().any(|used| used == index), "{what}: {cost:?}");
         assert!(cost.rows < 20 && cost.buffers < 60, "{what}: {cost:?}");
-        assert!(!cost.scanned.iter().any(|table| table == "deliveries"), "{what}: {cost:?}");
+        assert!(
+            !cost.scanned.iter().any(|table| table == "deliveries"),
+            "{what}: {cost:?}"
+        );
     };
     for cost in costs(fixture.pool(), CLAIM, &claim_literals(&id)).await {
         check("a claim", "deliveries_runnable", &cost);
@@ -254,7 +358,11 @@ async fn three_hundred_thousand_rows_behind_one_head_cost_a_claim_nothing() {
     for cost in costs(fixture.pool(), DUE, &due_literals(&id)).await {
         check("a look at what is due", "deliveries_runnable", &cost);
     }
-    sql(fixture.pool(), "UPDATE deliveries SET lease_until = 1, lease_owner = 'gone', claim_id = 1 WHERE seq = 1").await;
+    sql(
+        fixture.pool(),
+        "UPDATE deliveries SET lease_until = 1, lease_owner = 'gone', claim_id = 1 WHERE seq = 1",
+    )
+    .await;
     for literals in ["true, 500", "false, 500"] {
         for cost in costs(fixture.pool(), RELEASE, literals).await {
             check("a release", "deliveries_leased", &cost);

@@ -25,7 +25,9 @@ use crate::{
 #[tokio::test]
 async fn publishing_never_writes_the_counter_row() {
     let fixture = Fixture::new().await;
-    put(&fixture.store, None, &[event()], None).await.expect("the first group");
+    put(&fixture.store, None, &[event()], None)
+        .await
+        .expect("the first group");
     let version = async || -> (String, String) {
         sqlx::query_as("SELECT ctid::text, xmin::text FROM store_counter")
             .fetch_one(fixture.pool())
@@ -38,7 +40,9 @@ async fn publishing_never_writes_the_counter_row() {
     }
     let door = Door::open(&fixture.store);
     for _ in 0..10 {
-        door.publish(request("live", envelope("live").json())).await.expect("a publish");
+        door.publish(request("live", envelope("live").json()))
+            .await
+            .expect("a publish");
     }
     assert_eq!(version().await, before, "the row that publishes wait on is only locked");
 }
@@ -86,7 +90,11 @@ async fn positions_become_visible_in_their_order_whichever_process_stores_them()
         .expect("the positions");
     for (head, seen) in looks {
         let below = stored.partition_point(|seq| *seq <= head);
-        assert_eq!(below, usize::try_from(seen).expect("a count"), "events appeared below {head} after it was seen");
+        assert_eq!(
+            below,
+            usize::try_from(seen).expect("a count"),
+            "events appeared below {head} after it was seen"
+        );
     }
 }
 
@@ -102,12 +110,26 @@ async fn a_hole_left_by_a_rolled_back_group_is_passed_and_is_no_gap() {
     group.store(&rows, &[]).await.expect("rows that are never committed");
     drop(group);
     let next = event_of("live.a.b");
-    let second = put(store, None, std::slice::from_ref(&next), None).await.expect("a group")[0];
+    let second = put(store, None, std::slice::from_ref(&next), None)
+        .await
+        .expect("a group")[0];
     assert_eq!(second, first + 8, "the numbers of the lost group are gone");
     for topic in ["live.a.b", "live.*"] {
-        let page = pull(store, Some(Cursor { epoch: 0, position: first }), topic, 5).await;
+        let page = pull(
+            store,
+            Some(Cursor {
+                epoch: 0,
+                position: first,
+            }),
+            topic,
+            5,
+        )
+        .await;
         assert_eq!(ids(&page), [&next.event_id]);
-        assert_eq!((page.examined, page.positions.head, page.positions.floor), (second, second, 0));
+        assert_eq!(
+            (page.examined, page.positions.head, page.positions.floor),
+            (second, second, 0)
+        );
     }
 }
 
@@ -117,12 +139,18 @@ async fn whoever_changes_subscriptions_or_the_epoch_changes_the_next_publish_of_
     let elsewhere = Door::open(&fixture.another().await);
     let made = subscribe(&fixture.store, "chat", "live.*", 1).await;
     let publish = async || {
-        let answer = elsewhere.publish(request("live", envelope("live").json())).await.expect("a publish");
+        let answer = elsewhere
+            .publish(request("live", envelope("live").json()))
+            .await
+            .expect("a publish");
         answer[0].cursor.expect("a cursor")
     };
     let fanout = async |cursor: Cursor| {
         fixture
-            .number(&format!("SELECT count(*) FROM deliveries WHERE seq = {}", cursor.position))
+            .number(&format!(
+                "SELECT count(*) FROM deliveries WHERE seq = {}",
+                cursor.position
+            ))
             .await
     };
     assert_eq!(fanout(publish().await).await, 1, "made by another process");
@@ -132,14 +160,23 @@ async fn whoever_changes_subscriptions_or_the_epoch_changes_the_next_publish_of_
     for (change, receivers) in [
         (insert.to_owned(), 2),
         (format!("UPDATE subscriptions SET enabled = 0 WHERE id = '{made}'"), 1),
-        (format!("UPDATE subscriptions SET enabled = 1, topic_pattern = 'chat.*' WHERE id = '{made}'"), 1),
+        (
+            format!("UPDATE subscriptions SET enabled = 1, topic_pattern = 'chat.*' WHERE id = '{made}'"),
+            1,
+        ),
         (format!("DELETE FROM subscriptions WHERE id <> '{made}'"), 0),
-        (format!("UPDATE subscriptions SET topic_pattern = '*' WHERE id = '{made}'"), 1),
+        (
+            format!("UPDATE subscriptions SET topic_pattern = '*' WHERE id = '{made}'"),
+            1,
+        ),
         ("TRUNCATE subscriptions".to_owned(), 0),
     ] {
         let version = fixture.number("SELECT version FROM store_counter").await;
         fixture.sql(&change).await;
-        assert!(fixture.number("SELECT version FROM store_counter").await > version, "{change}");
+        assert!(
+            fixture.number("SELECT version FROM store_counter").await > version,
+            "{change}"
+        );
         assert_eq!(fanout(publish().await).await, receivers, "{change}");
     }
     fixture.sql("UPDATE store_epoch SET value = 3").await;
@@ -155,7 +192,10 @@ async fn a_change_of_subscriptions_waits_for_the_publish_that_runs() {
     let change = subscribe(store, "chat", "*", 1);
     tokio::pin!(change);
     let early = tokio::time::timeout(Duration::from_millis(200), &mut change).await;
-    assert!(early.is_err(), "it must not be answered while a publish decides without it");
+    assert!(
+        early.is_err(),
+        "it must not be answered while a publish decides without it"
+    );
     group.commit().await.expect("an end");
     within("the change goes on", SOON, change).await;
 }
@@ -164,14 +204,32 @@ async fn a_change_of_subscriptions_waits_for_the_publish_that_runs() {
 async fn another_timeline_makes_positions_jump_and_old_cursors_go_on() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;
-    let before = put(store, None, &events_of("live.a.b", 3), None).await.expect("a group");
+    let before = put(store, None, &events_of("live.a.b", 3), None)
+        .await
+        .expect("a group");
     fixture.sql("UPDATE store_counter SET timeline = '00000009'").await;
-    let after = put(fixture.another().await.as_ref(), None, &events_of("live.a.b", 2), None).await.expect("a group");
-    assert!(after[0] > before[2] + (1 << 32) && after[1] == after[0] + 1, "{before:?} then {after:?}");
+    let after = put(fixture.another().await.as_ref(), None, &events_of("live.a.b", 2), None)
+        .await
+        .expect("a group");
+    assert!(
+        after[0] > before[2] + (1 << 32) && after[1] == after[0] + 1,
+        "{before:?} then {after:?}"
+    );
     assert!(after[1] < 1 << 53, "a position fits a JavaScript number");
-    let next = put(store, None, &events_of("live.a.b", 1), None).await.expect("a group");
+    let next = put(store, None, &events_of("live.a.b", 1), None)
+        .await
+        .expect("a group");
     assert_eq!(next[0], after[1] + 1, "the jump is made once");
-    let page = pull(store, Some(Cursor { epoch: 0, position: before[1] }), "live.*", 10).await;
+    let page = pull(
+        store,
+        Some(Cursor {
+            epoch: 0,
+            position: before[1],
+        }),
+        "live.*",
+        10,
+    )
+    .await;
     let read: Vec<i64> = page.events.iter().map(|event| event.cursor.position).collect();
     assert_eq!(read, [before[2], after[0], after[1], next[0]]);
 }
@@ -180,12 +238,16 @@ async fn another_timeline_makes_positions_jump_and_old_cursors_go_on() {
 async fn a_timeline_that_lost_events_never_gives_their_positions_again() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;
-    let seen = put(store, None, &events_of("live.a.b", 5), None).await.expect("a group");
+    let seen = put(store, None, &events_of("live.a.b", 5), None)
+        .await
+        .expect("a group");
     // What a fail-over to a standby that was behind looks like: rows and the sequence's own state are older.
     fixture
         .sql("DELETE FROM events WHERE seq > 2; SELECT setval('event_positions', 2); UPDATE store_counter SET timeline = '00000009'")
         .await;
-    let after = put(store, None, &events_of("live.a.b", 1), None).await.expect("a group");
+    let after = put(store, None, &events_of("live.a.b", 1), None)
+        .await
+        .expect("a group");
     assert!(after[0] > seen[4], "{seen:?} then {after:?}");
 }
 
@@ -194,7 +256,11 @@ async fn a_process_that_freezes_in_a_group_stops_the_others_for_two_seconds_at_m
     let fixture = Fixture::new().await;
     let other = fixture.another().await;
     let (frozen_event, next) = (event(), event());
-    let mut frozen = fixture.store.open_group(&[frozen_event.event_id.as_str()]).await.expect("a group");
+    let mut frozen = fixture
+        .store
+        .open_group(&[frozen_event.event_id.as_str()])
+        .await
+        .expect("a group");
     let started = Instant::now();
     let mut refusals = 0;
     loop {
@@ -203,7 +269,10 @@ async fn a_process_that_freezes_in_a_group_stops_the_others_for_two_seconds_at_m
             Err(StoreError::Unavailable(_)) => refusals += 1,
             Err(error) => panic!("a wait is answered as not available: {error:?}"),
         }
-        assert!(started.elapsed() < Duration::from_secs(6), "still refused after {refusals} refusals");
+        assert!(
+            started.elapsed() < Duration::from_secs(6),
+            "still refused after {refusals} refusals"
+        );
     }
     assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
     let thawed = frozen.store(&[new_event(&frozen_event)], &[]).await;
@@ -217,14 +286,22 @@ async fn a_publish_that_waits_behind_somebody_for_too_long_is_refused_and_not_st
     let fixture = Fixture::new().await;
     let door = Door::open(&fixture.store);
     let mut holder = fixture.pool().begin().await.expect("a transaction");
-    sqlx::query("SELECT FROM store_counter FOR UPDATE").execute(&mut *holder).await.expect("the row");
+    sqlx::query("SELECT FROM store_counter FOR UPDATE")
+        .execute(&mut *holder)
+        .await
+        .expect("the row");
     let started = Instant::now();
     let refused = door.publish(request("live", envelope("live").json())).await;
-    assert!(matches!(refused, Err(openvibe_events::publish::PublishError::Unavailable)), "{refused:?}");
+    assert!(
+        matches!(refused, Err(openvibe_events::publish::PublishError::Unavailable)),
+        "{refused:?}"
+    );
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     holder.rollback().await.expect("an end");
     assert_eq!(fixture.number("SELECT count(*) FROM events").await, 0);
-    door.publish(request("live", envelope("live").json())).await.expect("the next one is stored");
+    door.publish(request("live", envelope("live").json()))
+        .await
+        .expect("the next one is stored");
 }
 
 /// A future that is given up after a number of polls.
@@ -268,19 +345,33 @@ async fn a_group_that_is_dropped_at_any_await_leaves_no_lock_and_no_row() {
         within("the next group goes on at once", Duration::from_millis(1_500), next)
             .await
             .unwrap_or_else(|error| panic!("after {polls} polls: {error:?}"));
-        let left = fixture.number("SELECT count(*) FROM events WHERE event_type = 'live.dropped.x'").await;
+        let left = fixture
+            .number("SELECT count(*) FROM events WHERE event_type = 'live.dropped.x'")
+            .await;
         let delivered = fixture
             .number("SELECT count(*) FROM deliveries d JOIN events e USING (seq) WHERE e.event_type = 'live.dropped.x'")
             .await;
-        assert!(left == delivered && (left == 0 || left == 2), "after {polls} polls: {left} events, {delivered} deliveries");
+        assert!(
+            left == delivered && (left == 0 || left == 2),
+            "after {polls} polls: {left} events, {delivered} deliveries"
+        );
         if left == 2 {
             break; // the commit had left before the future was dropped: whole
         }
         assert!(!ended, "a group that ended has its rows");
     }
     let held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
-    eventually("no transaction is left open", SOON, async || number(fixture.pool(), held).await == 0).await;
-    assert!(ended || fixture.number("SELECT count(*) FROM events WHERE event_type = 'live.dropped.x'").await == 2);
+    eventually("no transaction is left open", SOON, async || {
+        number(fixture.pool(), held).await == 0
+    })
+    .await;
+    assert!(
+        ended
+            || fixture
+                .number("SELECT count(*) FROM events WHERE event_type = 'live.dropped.x'")
+                .await
+                == 2
+    );
 }
 
 #[tokio::test]
@@ -295,8 +386,12 @@ async fn a_request_that_is_dropped_while_it_waits_is_stored_whole_or_not_at_all(
             polls,
         };
         work.await;
-        door.publish(request("live", &json!({ "events": [envelope("live").json()] }))).await.expect("the next");
-        let stored = fixture.number(&format!("SELECT count(*) FROM events WHERE event_type = '{marker}'")).await;
+        door.publish(request("live", &json!({ "events": [envelope("live").json()] })))
+            .await
+            .expect("the next");
+        let stored = fixture
+            .number(&format!("SELECT count(*) FROM events WHERE event_type = '{marker}'"))
+            .await;
         assert!(stored == 0 || stored == 5, "{stored} of 5 after {polls} polls");
     }
 }

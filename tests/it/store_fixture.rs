@@ -314,10 +314,16 @@ impl Door {
             let publisher = self.publisher.clone();
             tokio::spawn(async move { publisher.publish(request).await })
         };
-        let plug = start(request("live", envelopes::envelope("live").event_type("live.plug.x").json()));
+        let plug = start(request(
+            "live",
+            envelopes::envelope("live").event_type("live.plug.x").json(),
+        ));
         let waits = "SELECT count(*) FROM pg_stat_activity \
                      WHERE datname = current_database() AND wait_event_type = 'Lock'";
-        eventually("the first request waits", SOON, async || fixture.number(waits).await == 1).await;
+        eventually("the first request waits", SOON, async || {
+            fixture.number(waits).await == 1
+        })
+        .await;
         let gathered: Vec<_> = requests.into_iter().map(start).collect();
         holder.rollback().await.expect("an end");
         plug.await.expect("a task").expect("the first request is stored");
@@ -328,7 +334,10 @@ impl Door {
         let groups = format!(
             "SELECT count(DISTINCT xmin::text) FROM events WHERE seq > {before} AND event_type <> 'live.plug.x'"
         );
-        assert!(fixture.number(&groups).await <= 1, "the requests were stored by one transaction");
+        assert!(
+            fixture.number(&groups).await <= 1,
+            "the requests were stored by one transaction"
+        );
         sql(fixture.pool(), "DELETE FROM events WHERE event_type = 'live.plug.x'").await;
         answers
     }
@@ -444,7 +453,8 @@ fn walk(node: &Value, cost: &mut Cost) {
             .push(node["Relation Name"].as_str().unwrap_or_default().to_owned());
     }
     if node["Relation Name"].is_string() && node["Node Type"] != "ModifyTable" {
-        let rows = ["Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck"].map(|name| node[name].as_f64());
+        let rows =
+            ["Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck"].map(|name| node[name].as_f64());
         let rows: f64 = rows.into_iter().flatten().sum();
         cost.rows += (rows * node["Actual Loops"].as_f64().unwrap_or(0.0)).round() as i64;
     }

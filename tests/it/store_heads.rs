@@ -14,8 +14,8 @@ use sqlx::PgPool;
 
 use crate::{
     store_fixture::{
-        Fixture, assert_counts, broken_keys, claim, claim_with, candidate, dead, delivered, ending, event_of, events_of, heads,
-        new_event, positions, put, put_keyed, retry, settle_all,
+        Fixture, assert_counts, broken_keys, candidate, claim, claim_with, dead, delivered, ending, event_of,
+        events_of, heads, new_event, positions, put, put_keyed, retry, settle_all,
     },
     support::wait::{SOON, eventually, within},
 };
@@ -37,8 +37,14 @@ async fn the_first_row_of_a_key_carries_the_mark_and_unkeyed_rows_always_do() {
     let keyed: Vec<_> = events.iter().zip(keys).collect();
     let at = put_keyed(store, Some(&id), &keyed).await.expect("a group");
     assert_eq!(heads(fixture.pool(), &id).await, [at[0], at[2], at[3], at[4]]);
-    put(store, Some(&id), &events_of("live.a.b", 2), Some("b")).await.expect("a group");
-    assert_eq!(heads(fixture.pool(), &id).await.len(), 4, "a key that waits gets no second mark");
+    put(store, Some(&id), &events_of("live.a.b", 2), Some("b"))
+        .await
+        .expect("a group");
+    assert_eq!(
+        heads(fixture.pool(), &id).await.len(),
+        4,
+        "a key that waits gets no second mark"
+    );
 }
 
 #[tokio::test]
@@ -46,7 +52,9 @@ async fn keys_of_different_subscriptions_have_nothing_to_do_with_each_other() {
     let fixture = Fixture::new().await;
     let (one, two) = (fixture.subscription(1).await, fixture.subscription(1).await);
     for id in [&one, &two] {
-        put(&fixture.store, Some(id), &events_of("live.a.b", 2), Some("k")).await.expect("a group");
+        put(&fixture.store, Some(id), &events_of("live.a.b", 2), Some("k"))
+            .await
+            .expect("a group");
         assert_eq!(heads(fixture.pool(), id).await.len(), 1);
     }
 }
@@ -55,8 +63,15 @@ async fn keys_of_different_subscriptions_have_nothing_to_do_with_each_other() {
 async fn a_head_keeps_its_mark_while_it_is_tried_again_and_passes_it_on_when_it_ends() {
     let fixture = Fixture::new().await;
     let (store, id) = (&fixture.store, fixture.subscription(64).await);
-    let at = put(store, Some(&id), &events_of("live.a.b", 4), Some("k")).await.expect("a group");
-    let expected = [(retry(0), at[0]), (Outcome::Unsent, at[0]), (delivered(), at[1]), (dead(), at[2])];
+    let at = put(store, Some(&id), &events_of("live.a.b", 4), Some("k"))
+        .await
+        .expect("a group");
+    let expected = [
+        (retry(0), at[0]),
+        (Outcome::Unsent, at[0]),
+        (delivered(), at[1]),
+        (dead(), at[2]),
+    ];
     for (outcome, head) in expected {
         let pass = claim(store, "w", &[&id]).await;
         assert_eq!(pass.claimed.len(), 1, "only the head of the key runs");
@@ -70,25 +85,38 @@ async fn a_head_keeps_its_mark_while_it_is_tried_again_and_passes_it_on_when_it_
 async fn a_row_that_becomes_head_late_is_due_now_or_later() {
     let fixture = Fixture::new().await;
     let (store, id) = (&fixture.store, fixture.subscription(64).await);
-    let at = put(store, Some(&id), &events_of("live.a.b", 2), Some("k")).await.expect("a group");
+    let at = put(store, Some(&id), &events_of("live.a.b", 2), Some("k"))
+        .await
+        .expect("a group");
     fixture.sql("UPDATE deliveries SET next_attempt_at = 1").await;
     let before = fixture.number("SELECT now_ms()").await;
     let pass = claim(store, "w", &[&id]).await;
     settle_all(store, "w", &pass, &delivered()).await;
-    let due = fixture.number(&format!("SELECT next_attempt_at FROM deliveries WHERE seq = {}", at[1])).await;
-    assert!(due >= before, "a claim that starts at {before} would not see a row due at {due}");
+    let due = fixture
+        .number(&format!("SELECT next_attempt_at FROM deliveries WHERE seq = {}", at[1]))
+        .await;
+    assert!(
+        due >= before,
+        "a claim that starts at {before} would not see a row due at {due}"
+    );
 }
 
 #[tokio::test]
 async fn an_expired_lease_keeps_the_order_of_its_key() {
     let fixture = Fixture::new().await;
     let (store, id) = (&fixture.store, fixture.subscription(64).await);
-    let at = put(store, Some(&id), &events_of("live.a.b", 3), Some("k")).await.expect("a group");
+    let at = put(store, Some(&id), &events_of("live.a.b", 3), Some("k"))
+        .await
+        .expect("a group");
     let lost = claim_with(store, "gone", 0, &[candidate(&id)]).await;
     assert_eq!(store.release_lost(false).await.expect("a release"), [id.clone()]);
     let pass = claim(store, "w", &[&id]).await;
     assert_eq!(positions(&pass), [at[0]]);
-    assert_eq!((lost.claimed[0].attempt, pass.claimed[0].attempt), (1, 2), "the lost attempt counts");
+    assert_eq!(
+        (lost.claimed[0].attempt, pass.claimed[0].attempt),
+        (1, 2),
+        "the lost attempt counts"
+    );
 }
 
 #[tokio::test]
@@ -101,7 +129,10 @@ async fn an_earlier_row_replayed_while_a_later_one_runs_takes_its_turn_after_it(
     let running = claim(store, "w", &[&id]).await;
     assert_eq!(positions(&running), [at[1]]);
     assert_eq!(replay(store, &id, events[0].event_id.as_str()).await, 1);
-    assert!(claim(store, "x", &[&id]).await.claimed.is_empty(), "one attempt of a key at a time");
+    assert!(
+        claim(store, "x", &[&id]).await.claimed.is_empty(),
+        "one attempt of a key at a time"
+    );
     settle_all(store, "w", &running, &delivered()).await;
     for expected in [at[0], at[2]] {
         let pass = claim(store, "w", &[&id]).await;
@@ -138,7 +169,10 @@ async fn rows_replayed_one_after_the_other_while_a_later_one_runs_wait_for_it() 
     let running = claim(store, "w", &[&id]).await;
     for event in &events[..2] {
         replay(store, &id, event.event_id.as_str()).await;
-        assert!(claim(store, "x", &[&id]).await.claimed.is_empty(), "one attempt of a key at a time");
+        assert!(
+            claim(store, "x", &[&id]).await.claimed.is_empty(),
+            "one attempt of a key at a time"
+        );
     }
     settle_all(store, "w", &running, &delivered()).await;
     for expected in &at[..2] {
@@ -158,10 +192,18 @@ async fn a_waiting_head_gives_its_mark_to_an_earlier_row_that_is_replayed() {
     settle_all(store, "w", &claim(store, "w", &[&id]).await, &retry(60_000)).await;
     assert_eq!(heads(fixture.pool(), &id).await, [at[1]]);
     replay(store, &id, events[0].event_id.as_str()).await;
-    assert_eq!(heads(fixture.pool(), &id).await, [at[0]], "a dead row comes back in front");
+    assert_eq!(
+        heads(fixture.pool(), &id).await,
+        [at[0]],
+        "a dead row comes back in front"
+    );
     replay(store, &id, events[1].event_id.as_str()).await;
     replay(store, &id, events[2].event_id.as_str()).await;
-    assert_eq!(heads(fixture.pool(), &id).await, [at[0]], "a waiting row keeps its place");
+    assert_eq!(
+        heads(fixture.pool(), &id).await,
+        [at[0]],
+        "a waiting row keeps its place"
+    );
     for expected in at {
         let pass = claim(store, "w", &[&id]).await;
         assert_eq!(positions(&pass), [expected], "and is due at once");
@@ -194,7 +236,11 @@ async fn a_replay_while_a_new_event_of_its_key_is_stored_leaves_one_mark() {
     if early.is_err() {
         within("the replay goes on", SOON, replayed).await;
     }
-    assert!(broken_keys(fixture.pool()).await.is_empty(), "{:?}", heads(fixture.pool(), &id).await);
+    assert!(
+        broken_keys(fixture.pool()).await.is_empty(),
+        "{:?}",
+        heads(fixture.pool(), &id).await
+    );
 }
 
 /// What a storm is made of.
@@ -223,9 +269,18 @@ impl Storm {
         let mut published = 0;
         while self.rages() {
             let events = events_of("live.a.b", 1 + rand::random_range(0..8));
-            let keys: Vec<String> = events.iter().map(|_| format!("k{}", rand::random_range(0..40))).collect();
-            let keyed: Vec<_> = events.iter().zip(&keys).map(|(event, key)| (event, Some(key.as_str()))).collect();
-            put_keyed(&self.stores[process], Some(&self.id), &keyed).await.expect("a group");
+            let keys: Vec<String> = events
+                .iter()
+                .map(|_| format!("k{}", rand::random_range(0..40)))
+                .collect();
+            let keyed: Vec<_> = events
+                .iter()
+                .zip(&keys)
+                .map(|(event, key)| (event, Some(key.as_str())))
+                .collect();
+            put_keyed(&self.stores[process], Some(&self.id), &keyed)
+                .await
+                .expect("a group");
             published += events.len();
         }
         published
@@ -269,10 +324,19 @@ impl Storm {
     async fn drain(&self, fixture: &Fixture) {
         let left = "SELECT count(*) FROM deliveries WHERE status IN ('pending', 'failed')";
         eventually("every row gets its turn", SOON, async || {
-            settle_all(&self.stores[0], "drain", &claim(&self.stores[0], "drain", &[&self.id]).await, &delivered()).await;
+            settle_all(
+                &self.stores[0],
+                "drain",
+                &claim(&self.stores[0], "drain", &[&self.id]).await,
+                &delivered(),
+            )
+            .await;
             match fixture.number(left).await {
                 0 => Ok(()),
-                rows => Err(format!("{rows} rows wait, broken keys: {:?}", broken_keys(fixture.pool()).await)),
+                rows => Err(format!(
+                    "{rows} rows wait, broken keys: {:?}",
+                    broken_keys(fixture.pool()).await
+                )),
             }
         })
         .await;
@@ -283,7 +347,12 @@ impl Storm {
 async fn assert_no_deadlock(fixture: &Fixture) {
     // The statistics of a session are written when it ends at the latest.
     fixture.store.close().await;
-    assert_eq!(fixture.number("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").await, 0);
+    assert_eq!(
+        fixture
+            .number("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+            .await,
+        0
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -312,8 +381,14 @@ async fn racing_publishes_and_settles_never_leave_a_key_without_a_mark_nor_with_
     let keys: HashMap<i64, String> = keys.into_iter().collect();
     let (mut last, mut count) = (HashMap::new(), 0);
     while let Some(claimed) = ended.recv().await {
-        let before = last.insert(keys[&claimed.position].clone(), claimed.position).unwrap_or(0);
-        assert!(before < claimed.position, "{} ended after {before} of its key", claimed.position);
+        let before = last
+            .insert(keys[&claimed.position].clone(), claimed.position)
+            .unwrap_or(0);
+        assert!(
+            before < claimed.position,
+            "{} ended after {before} of its key",
+            claimed.position
+        );
         count += 1;
     }
     assert!(count > 200, "a storm of {count} ends is no storm");
@@ -333,7 +408,10 @@ async fn replays_in_a_storm_of_publishes_and_settles_keep_one_mark_and_never_dea
                 let some = "SELECT event_id FROM deliveries ORDER BY random() LIMIT 8";
                 let chosen: Vec<String> = sqlx::query_scalar(some).fetch_all(&pool).await.expect("some rows");
                 let selection = ReplaySelection::Events(chosen);
-                storm.stores[process].replay(&storm.id, &selection).await.expect("a replay");
+                storm.stores[process]
+                    .replay(&storm.id, &selection)
+                    .await
+                    .expect("a replay");
             }
         })
     };

@@ -8,26 +8,34 @@ use openvibe_events::{
 };
 
 use crate::store_fixture::{
-    Fixture, assert_counts, candidate, claim, claim_with, dead, delivered, ending, events_of, positions, put, retry, settle_all,
+    Fixture, assert_counts, candidate, claim, claim_with, dead, delivered, ending, events_of, positions, put, retry,
+    settle_all,
 };
 
 /// Everything about a row that a lost claim must not change.
 async fn row(fixture: &Fixture, position: i64) -> (String, i32, Option<i64>, Option<i64>, Option<i32>, Option<String>) {
-    sqlx::query_as("SELECT status, attempt, next_attempt_at, claim_id, last_status, last_error FROM deliveries WHERE seq = $1")
-        .bind(position)
-        .fetch_one(fixture.pool())
-        .await
-        .expect("the row")
+    sqlx::query_as(
+        "SELECT status, attempt, next_attempt_at, claim_id, last_status, last_error FROM deliveries WHERE seq = $1",
+    )
+    .bind(position)
+    .fetch_one(fixture.pool())
+    .await
+    .expect("the row")
 }
 
 async fn one_row(fixture: &Fixture) -> (SharedStore, SubscriptionId, i64) {
     let id = fixture.subscription(1).await;
-    let at = put(&fixture.store, Some(&id), &events_of("live.a.b", 1), None).await.expect("a group");
+    let at = put(&fixture.store, Some(&id), &events_of("live.a.b", 1), None)
+        .await
+        .expect("a group");
     (Arc::clone(&fixture.store), id, at[0])
 }
 
 async fn replay_everything(store: &SharedStore, id: &SubscriptionId) {
-    let replayed = store.replay(id, &ReplaySelection::FromPosition(0)).await.expect("a replay");
+    let replayed = store
+        .replay(id, &ReplaySelection::FromPosition(0))
+        .await
+        .expect("a replay");
     assert!(replayed.expect("a subscription").queued > 0);
 }
 
@@ -36,7 +44,10 @@ async fn a_lease_that_ran_out_is_released_and_its_attempt_counts() {
     let fixture = Fixture::new().await;
     let (store, id, _) = one_row(&fixture).await;
     claim_with(&store, "gone", 0, &[candidate(&id)]).await;
-    assert!(claim(&store, "w", &[&id]).await.claimed.is_empty(), "until it is released it counts for the cap");
+    assert!(
+        claim(&store, "w", &[&id]).await.claimed.is_empty(),
+        "until it is released it counts for the cap"
+    );
     assert_eq!(store.release_lost(false).await.expect("a release"), [id.clone()]);
     let pass = claim(&store, "w", &[&id]).await;
     assert_eq!(pass.claimed[0].attempt, 2);
@@ -64,7 +75,10 @@ async fn a_dead_owners_lease_is_released_by_those_who_may_judge() {
     heartbeat.renew("w").await.expect("a renewal");
     claim(&store, "w", &[&id]).await;
     fixture.sql("UPDATE workers SET alive_until = now_ms() - 1").await;
-    assert!(store.release_lost(false).await.expect("a release").is_empty(), "who may not judge looks at times only");
+    assert!(
+        store.release_lost(false).await.expect("a release").is_empty(),
+        "who may not judge looks at times only"
+    );
     assert_eq!(store.release_lost(true).await.expect("a release"), [id.clone()]);
 }
 
@@ -93,7 +107,9 @@ async fn a_renewal_gives_four_seconds_tells_the_version_and_removes_who_died_a_m
         .await
         .expect("the owners");
     assert_eq!(owners, ["late", "w"]);
-    let left = fixture.number("SELECT alive_until - now_ms() FROM workers WHERE owner = 'w'").await;
+    let left = fixture
+        .number("SELECT alive_until - now_ms() FROM workers WHERE owner = 'w'")
+        .await;
     assert!((3_000..=4_000).contains(&left), "{left} ms");
 }
 
@@ -133,7 +149,10 @@ async fn a_result_must_name_its_own_claim_and_owner() {
     let before = row(&fixture, at).await;
     let stranger = store.settle("x", std::slice::from_ref(&good)).await.expect("a settle");
     assert_eq!(stranger.len(), 1);
-    let other_claim = Settlement { claim_id: good.claim_id + 1, ..good.clone() };
+    let other_claim = Settlement {
+        claim_id: good.claim_id + 1,
+        ..good.clone()
+    };
     assert_eq!(store.settle("w", &[other_claim]).await.expect("a settle").len(), 1);
     assert_eq!(row(&fixture, at).await, before);
     assert!(store.settle("w", &[good]).await.expect("a settle").is_empty());
@@ -143,13 +162,22 @@ async fn a_result_must_name_its_own_claim_and_owner() {
 async fn a_lost_claim_does_not_hold_back_the_results_beside_it() {
     let fixture = Fixture::new().await;
     let (store, id) = (&fixture.store, fixture.subscription(2).await);
-    put(store, Some(&id), &events_of("live.a.b", 2), None).await.expect("a group");
+    put(store, Some(&id), &events_of("live.a.b", 2), None)
+        .await
+        .expect("a group");
     let pass = claim(store, "w", &[&id]).await;
     fixture
-        .sql(&format!("UPDATE deliveries SET lease_until = 1 WHERE seq = {}", pass.claimed[0].position))
+        .sql(&format!(
+            "UPDATE deliveries SET lease_until = 1 WHERE seq = {}",
+            pass.claimed[0].position
+        ))
         .await;
     store.release_lost(false).await.expect("a release");
-    let endings: Vec<Settlement> = pass.claimed.iter().map(|claimed| ending(claimed, delivered())).collect();
+    let endings: Vec<Settlement> = pass
+        .claimed
+        .iter()
+        .map(|claimed| ending(claimed, delivered()))
+        .collect();
     let lost = store.settle("w", &endings).await.expect("a settle");
     assert_eq!(lost.into_iter().collect::<Vec<_>>(), [pass.claimed[0].claim_id]);
     assert_eq!(row(&fixture, pass.claimed[1].position).await.0, "delivered");
@@ -164,8 +192,16 @@ async fn an_attempt_that_never_left_is_given_back() {
     let before = row(&fixture, at).await;
     settle_all(&store, "w", &claim(&store, "w", &[&id]).await, &Outcome::Unsent).await;
     let after = row(&fixture, at).await;
-    assert_eq!((&after.0, after.1, after.4, &after.5), (&before.0, 1, before.4, &before.5), "as if it had not been claimed");
-    assert_eq!(claim(&store, "w", &[&id]).await.claimed[0].attempt, 2, "and is due at once");
+    assert_eq!(
+        (&after.0, after.1, after.4, &after.5),
+        (&before.0, 1, before.4, &before.5),
+        "as if it had not been claimed"
+    );
+    assert_eq!(
+        claim(&store, "w", &[&id]).await.claimed[0].attempt,
+        2,
+        "and is due at once"
+    );
 }
 
 #[tokio::test]
@@ -176,10 +212,17 @@ async fn a_row_replayed_while_it_runs_starts_anew_whatever_that_attempt_says() {
         settle_all(&store, "w", &claim(&store, "w", &[&id]).await, &retry(0)).await;
         let running = claim(&store, "w", &[&id]).await;
         replay_everything(&store, &id).await;
-        assert!(claim(&store, "x", &[&id]).await.claimed.is_empty(), "the attempt in flight is respected");
+        assert!(
+            claim(&store, "x", &[&id]).await.claimed.is_empty(),
+            "the attempt in flight is respected"
+        );
         settle_all(&store, "w", &running, &outcome).await;
         let (status, attempt, _, claim_id, last_status, last_error) = row(&fixture, at).await;
-        assert_eq!((status.as_str(), attempt, claim_id, last_status, last_error), ("pending", 0, None, None, None), "{outcome:?}");
+        assert_eq!(
+            (status.as_str(), attempt, claim_id, last_status, last_error),
+            ("pending", 0, None, None, None),
+            "{outcome:?}"
+        );
         assert_counts(&store, fixture.pool()).await;
         assert_eq!(claim(&store, "w", &[&id]).await.claimed[0].attempt, 1, "due at once");
     }
@@ -202,7 +245,9 @@ async fn a_row_replayed_while_it_runs_starts_anew_when_its_owner_dies() {
 async fn a_replay_makes_deliveries_for_events_from_before_the_subscription_once() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;
-    let at = put(store, None, &events_of("live.a.b", 3), None).await.expect("a group");
+    let at = put(store, None, &events_of("live.a.b", 3), None)
+        .await
+        .expect("a group");
     let id = fixture.subscription(64).await;
     for _ in 0..2 {
         replay_everything(store, &id).await;
@@ -216,7 +261,11 @@ async fn an_error_that_no_column_can_hold_does_not_lose_the_result() {
     let fixture = Fixture::new().await;
     let (store, id, at) = one_row(&fixture).await;
     let error = format!("a\0b{}", "é".repeat(2_000));
-    let outcome = Outcome::Retry { status: None, error, wait_ms: 0 };
+    let outcome = Outcome::Retry {
+        status: None,
+        error,
+        wait_ms: 0,
+    };
     settle_all(&store, "w", &claim(&store, "w", &[&id]).await, &outcome).await;
     let kept = row(&fixture, at).await.5.expect("an error");
     assert!(kept.starts_with("abé") && kept.chars().count() == 500, "{kept}");
@@ -232,7 +281,9 @@ async fn kept_counts_are_what_counting_gives_after_two_processes_did_everything_
         tokio::spawn(async move {
             let owner = format!("w{process}");
             for round in 0..40 {
-                put(&store, Some(&id), &events_of("live.a.b", 4), None).await.expect("a group");
+                put(&store, Some(&id), &events_of("live.a.b", 4), None)
+                    .await
+                    .expect("a group");
                 let lease_ms = if round % 5 == 0 { 0 } else { 60_000 };
                 let pass = claim_with(&store, &owner, lease_ms, &[candidate(&id)]).await;
                 let outcome = [delivered(), dead(), retry(0), Outcome::Unsent][round % 4].clone();
@@ -254,6 +305,10 @@ async fn kept_counts_are_what_counting_gives_after_two_processes_did_everything_
     let (one, two) = tokio::join!(stores[0].fold_counts(), stores[1].fold_counts());
     one.and(two).expect("two folds at once");
     stores[0].fold_counts().await.expect("a fold");
-    assert_eq!(fixture.number("SELECT count(*) FROM delivery_counts").await, 1, "ended periods become one row");
+    assert_eq!(
+        fixture.number("SELECT count(*) FROM delivery_counts").await,
+        1,
+        "ended periods become one row"
+    );
     assert_counts(&stores[1], fixture.pool()).await;
 }

@@ -38,12 +38,21 @@ async fn a_refused_request_does_not_spoil_its_group() {
     let fixture = Fixture::new().await;
     let door = Door::open(&fixture.store);
     let taken = envelope("live");
-    door.publish(request("live", taken.json())).await.expect("the first use of the id");
+    door.publish(request("live", taken.json()))
+        .await
+        .expect("the first use of the id");
     let conflicting = envelope("live").with_id(taken.id());
     let (good, also_good) = (envelopes("live", 3), envelope("chat"));
     let before = stored(&fixture).await;
     let answers = door
-        .publish_as_group(&fixture, [request("live", &batch(&good)), request("live", conflicting.json()), request("chat", also_good.json())])
+        .publish_as_group(
+            &fixture,
+            [
+                request("live", &batch(&good)),
+                request("live", conflicting.json()),
+                request("chat", also_good.json()),
+            ],
+        )
         .await;
     let [Ok(first), Err(PublishError::IdConflict { event_id }), Ok(third)] = &answers[..] else {
         panic!("{answers:?}")
@@ -63,10 +72,17 @@ async fn a_group_that_fails_as_a_whole_is_run_again_request_by_request() {
         )
         .await;
     let door = Door::open(&fixture.store);
-    let (one, poison, two) = (envelope("live"), envelope("live").payload(json!({ "poison": 1 })), envelope("live"));
+    let (one, poison, two) = (
+        envelope("live"),
+        envelope("live").payload(json!({ "poison": 1 })),
+        envelope("live"),
+    );
     let publish = |event: &Envelope| door.publish(request("live", event.json()));
     let answers = join_all([publish(&one), publish(&poison), publish(&two)]).await;
-    assert!(matches!(&answers[..], [Ok(_), Err(PublishError::Internal), Ok(_)]), "{answers:?}");
+    assert!(
+        matches!(&answers[..], [Ok(_), Err(PublishError::Internal), Ok(_)]),
+        "{answers:?}"
+    );
     assert_eq!(stored(&fixture).await, 2);
 }
 
@@ -81,7 +97,10 @@ async fn an_id_that_comes_twice_in_one_group_is_stored_once_and_both_learn_where
     let [first, second] = answers.try_into().expect("two answers");
     let (first, second) = (single(first), single(second));
     assert_eq!((first.duplicate, second.duplicate), (false, true));
-    assert!(first.cursor.is_some() && first.cursor == second.cursor, "{first:?} {second:?}");
+    assert!(
+        first.cursor.is_some() && first.cursor == second.cursor,
+        "{first:?} {second:?}"
+    );
     assert_eq!(stored(&fixture).await, 1);
 }
 
@@ -94,7 +113,10 @@ async fn an_id_of_another_type_in_the_same_group_is_a_conflict() {
     let answers = door
         .publish_as_group(&fixture, [request("live", event.json()), request("live", other.json())])
         .await;
-    assert!(matches!(&answers[..], [Ok(_), Err(PublishError::IdConflict { .. })]), "{answers:?}");
+    assert!(
+        matches!(&answers[..], [Ok(_), Err(PublishError::IdConflict { .. })]),
+        "{answers:?}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,7 +128,10 @@ async fn fifty_identical_publishes_over_two_processes_store_one_event_and_answer
     let results: Vec<Published> = join_all(answers).await.into_iter().map(single).collect();
     assert_eq!(results.iter().filter(|one| !one.duplicate).count(), 1);
     let cursor = results[0].cursor;
-    assert!(cursor.is_some() && results.iter().all(|one| one.cursor == cursor), "{results:?}");
+    assert!(
+        cursor.is_some() && results.iter().all(|one| one.cursor == cursor),
+        "{results:?}"
+    );
     assert_eq!(stored(&fixture).await, 1);
 }
 
@@ -133,10 +158,18 @@ async fn a_conflict_tells_nothing_about_the_stored_event() {
         let error = refused("the id is taken", door.publish(request(source, attempt.json())).await);
         assert!(matches!(error, PublishError::IdConflict { .. }), "{error:?}");
         for told in [error.to_string(), format!("{error:?}")] {
-            assert!(!told.contains(secret.type_name()) && !told.contains("xyzzy") && !told.contains("chat"), "{told}");
+            assert!(
+                !told.contains(secret.type_name()) && !told.contains("xyzzy") && !told.contains("chat"),
+                "{told}"
+            );
         }
     }
-    assert_eq!(fixture.number("SELECT count(*) FROM events WHERE payload LIKE '%xyzzy%'").await, 1);
+    assert_eq!(
+        fixture
+            .number("SELECT count(*) FROM events WHERE payload LIKE '%xyzzy%'")
+            .await,
+        1
+    );
 }
 
 #[tokio::test]
@@ -148,7 +181,10 @@ async fn an_event_of_a_developer_app_is_a_conflict_whatever_it_says() {
     for owner in ["project_id = 'prj_1'", "project_id = NULL, env = 'sandbox'"] {
         fixture.sql(&format!("UPDATE events SET {owner}")).await;
         let answer = door.publish(request("live", event.json())).await;
-        assert!(matches!(answer, Err(PublishError::IdConflict { .. })), "{owner}: {answer:?}");
+        assert!(
+            matches!(answer, Err(PublishError::IdConflict { .. })),
+            "{owner}: {answer:?}"
+        );
     }
 }
 
@@ -164,7 +200,9 @@ async fn a_batch_is_stored_whole_or_not_at_all() {
     assert!(matches!(answer, Err(PublishError::IdConflict { .. })), "{answer:?}");
     let left = "SELECT (SELECT count(*) FROM events) + (SELECT count(*) FROM idempotency_receipts)";
     assert_eq!(fixture.number(left).await, 2, "one event and its receipt");
-    let again = door.publish(request("live", &batch(&[items[0].clone(), items[2].clone()]))).await;
+    let again = door
+        .publish(request("live", &batch(&[items[0].clone(), items[2].clone()])))
+        .await;
     assert!(again.expect("the others alone").iter().all(|one| !one.duplicate));
 }
 
@@ -175,14 +213,28 @@ async fn a_trace_that_goes_round_between_sources_is_refused_beyond_the_limit() {
     for hop in 1..=HOPS_MAX {
         let source = ["live", "chat"][usize::try_from(hop).expect("small") % 2];
         let event = envelope(source).subject("thing", &hop.to_string());
-        door.publish(request_in("trc_round", source, event.json())).await.expect("below the limit");
+        door.publish(request_in("trc_round", source, event.json()))
+            .await
+            .expect("below the limit");
         assert_eq!(hops_of(&fixture, &event).await, i64::from(hop));
     }
     let next = envelope("chat").subject("thing", "x");
     let answer = door.publish(request_in("trc_round", "chat", next.json())).await;
-    assert!(matches!(answer, Err(PublishError::Loop { hops: 4, max_hops: 4, .. })), "{answer:?}");
+    assert!(
+        matches!(
+            answer,
+            Err(PublishError::Loop {
+                hops: 4,
+                max_hops: 4,
+                ..
+            })
+        ),
+        "{answer:?}"
+    );
     assert_eq!(stored(&fixture).await, i64::from(HOPS_MAX));
-    door.publish(request_in("trc_other", "chat", envelope("chat").json())).await.expect("another trace is free");
+    door.publish(request_in("trc_other", "chat", envelope("chat").json()))
+        .await
+        .expect("another trace is free");
 }
 
 #[tokio::test]
@@ -192,16 +244,22 @@ async fn repeats_are_counted_by_request_and_siblings_of_one_batch_are_no_loop() 
     let kind = envelope("live");
     let again = || envelope("live").event_type(kind.type_name());
     let siblings: Vec<Envelope> = (0..40).map(|_| again()).collect();
-    door.publish(request_in("trc_repeat", "live", &batch(&siblings))).await.expect("siblings are no loop");
+    door.publish(request_in("trc_repeat", "live", &batch(&siblings)))
+        .await
+        .expect("siblings are no loop");
     for hop in 2..=i64::from(HOPS_MAX) {
         let next = again();
-        door.publish(request_in("trc_repeat", "live", next.json())).await.expect("below the limit");
+        door.publish(request_in("trc_repeat", "live", next.json()))
+            .await
+            .expect("below the limit");
         assert_eq!(hops_of(&fixture, &next).await, hop);
     }
     let answer = door.publish(request_in("trc_repeat", "live", again().json())).await;
     assert!(matches!(answer, Err(PublishError::Loop { .. })), "{answer:?}");
     let elsewhere = again().subject("thing", "another");
-    door.publish(request_in("trc_repeat", "live", elsewhere.json())).await.expect("another subject is another count");
+    door.publish(request_in("trc_repeat", "live", elsewhere.json()))
+        .await
+        .expect("another subject is another count");
 }
 
 #[tokio::test]
@@ -210,7 +268,9 @@ async fn a_repeat_of_a_stored_event_is_no_hop() {
     let door = Door::open(&fixture.store);
     let event = envelope("live");
     for _ in 0..10 {
-        door.publish(request_in("trc_retry", "live", event.json())).await.expect("a retry");
+        door.publish(request_in("trc_retry", "live", event.json()))
+            .await
+            .expect("a retry");
     }
     assert_eq!(hops_of(&fixture, &event).await, 1);
 }
@@ -220,15 +280,39 @@ async fn the_loop_guard_counts_what_its_own_group_adds() {
     let fixture = Fixture::new().await;
     let door = Door::open(&fixture.store);
     let kind = envelope("live");
-    let requests = (0..=HOPS_MAX).map(|_| request_in("trc_group", "live", envelope("live").event_type(kind.type_name()).json()));
+    let requests = (0..=HOPS_MAX).map(|_| {
+        request_in(
+            "trc_group",
+            "live",
+            envelope("live").event_type(kind.type_name()).json(),
+        )
+    });
     let answers = door.publish_as_group(&fixture, requests.collect::<Vec<_>>()).await;
-    assert!(matches!(&answers[..], [Ok(_), Ok(_), Ok(_), Ok(_), Err(PublishError::Loop { .. })]), "{answers:?}");
+    assert!(
+        matches!(
+            &answers[..],
+            [Ok(_), Ok(_), Ok(_), Ok(_), Err(PublishError::Loop { .. })]
+        ),
+        "{answers:?}"
+    );
 
     fixture.sql("DELETE FROM events").await;
     let chain = ["live", "chat", "live", "chat", "live"].into_iter().enumerate();
-    let requests = chain.map(|(n, source)| request_in("trc_chain", source, envelope(source).subject("n", &n.to_string()).json()));
+    let requests = chain.map(|(n, source)| {
+        request_in(
+            "trc_chain",
+            source,
+            envelope(source).subject("n", &n.to_string()).json(),
+        )
+    });
     let answers = door.publish_as_group(&fixture, requests.collect::<Vec<_>>()).await;
-    assert!(matches!(&answers[..], [Ok(_), Ok(_), Ok(_), Ok(_), Err(PublishError::Loop { .. })]), "{answers:?}");
+    assert!(
+        matches!(
+            &answers[..],
+            [Ok(_), Ok(_), Ok(_), Ok(_), Err(PublishError::Loop { .. })]
+        ),
+        "{answers:?}"
+    );
 }
 
 #[tokio::test]
@@ -256,6 +340,9 @@ async fn the_loop_guard_reads_a_bounded_part_of_a_long_trace() {
         .await;
     let literals = "ARRAY['trc_long'], ARRAY['live'], ARRAY['live.a.b'], ARRAY['thing'], ARRAY['x1'], 512";
     for cost in costs(fixture.pool(), "WITH RECURSIVE keys", literals).await {
-        assert!(cost.rows < 600 && cost.buffers < 1_500 && cost.scanned.is_empty(), "{cost:?}");
+        assert!(
+            cost.rows < 600 && cost.buffers < 1_500 && cost.scanned.is_empty(),
+            "{cost:?}"
+        );
     }
 }
