@@ -10,9 +10,13 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 . scripts/lib/common.sh
+. scripts/lib/postgres.sh
 case ${1:-} in -h | --help) usage; exit ;; esac
 
 need_rust
+# The tests of `openvibe-events dev` start a cluster of their own.
+OV_PG_BIN=$(pg_find_bin)
+export OV_PG_BIN
 # Servers of this run only: two runs at once, or one beside `services.sh up`, do not meet.
 export OV_STATE_DIR="$root/.dev/test-$$"
 clean_up() {

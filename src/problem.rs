@@ -14,31 +14,13 @@ use axum::response::IntoResponse;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+pub use crate::domain::envelope::FieldError;
+
 /// Human text. It may change between releases; programs read the code.
 pub type Detail = Cow<'static, str>;
 
 /// The cause of a 5xx: logged once where the document is written, never shown.
 pub type Cause = Box<dyn StdError + Send + Sync>;
-
-/// One thing wrong with a body.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct FieldError {
-    /// JSON pointer to the member; `/` for the whole document.
-    pub path: String,
-    /// What is wrong and what would be right.
-    pub message: String,
-}
-
-impl FieldError {
-    /// A fault at `path`; an empty pointer is written `/`, as the contract has it.
-    pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
-        let path = path.into();
-        Self {
-            path: if path.is_empty() { "/".to_owned() } else { path },
-            message: message.into(),
-        }
-    }
-}
 
 /// Why a bearer token was not accepted (401).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -598,7 +580,7 @@ mod tests {
     #[tokio::test]
     async fn members_come_in_the_order_of_the_contract_and_extras_last() {
         let error = ApiError::InvalidEnvelope {
-            errors: vec![FieldError::new("", "must have source")],
+            errors: vec![FieldError::new("/", "must have source")],
         }
         .at(3);
         let (response, body) = document(error).await;

@@ -38,6 +38,8 @@ pub const REALTIME_CONNECTIONS: &str = "events_realtime_connections";
 pub const DELIVERY_LATENCY: &str = "events_delivery_latency_seconds";
 /// Counter: webhook attempts, by outcome.
 pub const DELIVERY_ATTEMPTS: &str = "events_delivery_attempts_total";
+/// Counter: results that came after their claim had moved on, and changed nothing.
+pub const LATE_RESULTS: &str = "events_delivery_late_results_total";
 /// Counter: requests refused by a per-actor limit, by limit and window.
 pub const RATE_LIMITED: &str = "events_rate_limited_total";
 /// Gauge, always 1: the service and its release.
@@ -188,6 +190,11 @@ fn describe() {
         "Time from receipt to delivery, by priority."
     );
     describe_counter!(DELIVERY_ATTEMPTS, Unit::Count, "Webhook attempts, by outcome.");
+    describe_counter!(
+        LATE_RESULTS,
+        Unit::Count,
+        "Results that came after their claim had moved on."
+    );
     describe_counter!(RATE_LIMITED, Unit::Count, "Requests refused by a per-actor limit.");
     describe_gauge!(RELEASE_INFO, Unit::Count, "The service and its release; always 1.");
     describe_gauge!(PROCESS_MEMORY, Unit::Bytes, "Resident memory of this process.");
@@ -264,6 +271,11 @@ pub fn delivery_attempt(outcome: AttemptOutcome) {
         AttemptOutcome::Dead => "dead",
     };
     counter!(DELIVERY_ATTEMPTS, "outcome" => label).increment(1);
+}
+
+/// Counts a result that changed nothing.
+pub fn late_result() {
+    counter!(LATE_RESULTS).increment(1);
 }
 
 /// The priority of a delivered event.

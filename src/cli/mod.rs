@@ -1,6 +1,7 @@
 //! The commands of the binary. Exit codes: 0 done, 1 failed, 2 wrong arguments or configuration.
 
 pub mod check_config;
+pub mod dev;
 mod migrate;
 mod serve;
 
@@ -25,6 +26,8 @@ enum Command {
     Serve,
     /// Bring the schema up to date and exit.
     Migrate,
+    /// Run everything on this machine without configuration: database, identity issuer, service and a webhook receiver.
+    Dev(dev::DevArgs),
     /// Print what is configured and where it came from, or every mistake.
     CheckConfig {
         /// One JSON document instead of a table.
@@ -40,6 +43,7 @@ pub fn run() -> ExitCode {
     match Arguments::parse().command.unwrap_or(Command::Serve) {
         Command::Serve => serve::main(),
         Command::Migrate => migrate::main(),
+        Command::Dev(args) => dev::main(&args),
         Command::CheckConfig { json } => check_config::main(json),
     }
 }

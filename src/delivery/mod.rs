@@ -1,74 +1,91 @@
-//! The worker of a process. (Replaced when the room lands.)
+//! Deliveries: one dispatcher owns every send of a process. Anything else only wakes it.
+//!
+//! What runs is decided in the store, by claims; this room decides when to look, sends, and records what came of it.
+
+mod agenda;
+mod dispatcher;
+mod frontier;
+mod life;
+mod outcome;
+mod sender;
+mod settler;
+mod shares;
+mod vitals;
+mod wake;
+mod worker;
+
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::endpoint::HostRules;
-use crate::domain::ids::SubscriptionId;
 use crate::domain::retry::Schedule;
 use crate::domain::time::Millis;
 use crate::store::SharedStore;
 
-#[allow(missing_docs)]
+pub use vitals::{Vitals, WorkerState};
+pub use wake::Wake;
+
+/// How deliveries are made.
+#[derive(Debug, Clone)]
 pub struct DeliverySettings {
+    /// Deliveries in flight at most in this process, 1 or more.
     pub max_inflight: usize,
+    /// Attempts and waits of subscriptions that say nothing, and the jitter of all.
     pub retry: Schedule,
+    /// From the start of an attempt to the end of the answer's headers.
     pub timeout: Duration,
+    /// How often the store is searched for what nothing announced.
     pub poll_interval: Duration,
+    /// Where may be sent to; asked again at each attempt.
     pub hosts: HostRules,
+    /// The `User-Agent` header.
     pub user_agent: String,
+    /// The wall clock, for signatures and what is shown to people.
     pub clock: fn() -> Millis,
 }
-#[allow(missing_docs)]
+
+/// The part of a process that delivers.
 pub struct Delivery {
+    /// Tells it to look.
     pub wake: Wake,
+    /// What it is doing.
     pub vitals: Vitals,
+    /// Ends, within ten seconds of the stop, once every claim is handed back or recorded.
     pub task: JoinHandle<()>,
 }
-#[allow(missing_docs)]
-#[derive(Clone)]
-pub struct Wake;
-#[allow(missing_docs)]
-impl Wake {
-    pub fn subscriptions(&self, _ids: impl IntoIterator<Item = SubscriptionId>) {}
-}
-#[allow(missing_docs)]
-#[derive(Clone)]
-pub struct Vitals;
-#[allow(missing_docs)]
-pub struct WorkerState {
-    pub enabled: bool,
-    pub running: bool,
-    pub inflight: usize,
-    pub busy_subscriptions: usize,
-    pub last_tick_at: Option<Millis>,
-}
-#[allow(missing_docs)]
-impl Vitals {
-    pub fn read(&self) -> WorkerState {
-        WorkerState {
-            enabled: false,
-            running: false,
-            inflight: 0,
-            busy_subscriptions: 0,
-            last_tick_at: None,
-        }
-    }
-}
-#[allow(missing_docs)]
+
+/// Delivery could not be started.
 #[derive(Debug, thiserror::Error)]
-#[error("x")]
+#[error("the HTTP client for deliveries cannot be built")]
 pub struct StartError(#[source] reqwest::Error);
-#[allow(missing_docs)]
-pub fn start(store: SharedStore, _settings: DeliverySettings, stop: CancellationToken) -> Result<Delivery, StartError> {
-    Ok(watch(store, stop))
+
+/// Starts the worker of this process. Fails when no HTTP client can be built (no usable TLS set-up).
+pub fn start(store: SharedStore, settings: DeliverySettings, stop: CancellationToken) -> Result<Delivery, StartError> {
+    let sender = sender::Sender::new(&settings).map_err(StartError)?;
+    let wake = Wake::new();
+    let shares = shares::Shares::new(settings.max_inflight, wake.clone());
+    let vitals = Vitals::enabled(Arc::clone(&shares));
+    let worker = worker::Worker {
+        store,
+        settings: Arc::new(settings),
+        sender: Arc::new(sender),
+        shares,
+        wake: wake.clone(),
+        vitals: vitals.clone(),
+    };
+    let task = tokio::spawn(worker.run(stop));
+    Ok(Delivery { wake, vitals, task })
 }
-#[allow(missing_docs)]
-pub fn watch(_store: SharedStore, stop: CancellationToken) -> Delivery {
+
+/// For a process without a worker: only watches the version of the store, so that what others change is known here
+/// within a second.
+pub fn watch(store: SharedStore, stop: CancellationToken) -> Delivery {
     Delivery {
-        wake: Wake,
-        vitals: Vitals,
-        task: tokio::spawn(async move { stop.cancelled().await }),
+        wake: Wake::nobody(),
+        vitals: Vitals::disabled(),
+        task: tokio::spawn(worker::watch_version(store, stop)),
     }
 }

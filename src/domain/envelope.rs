@@ -27,6 +27,16 @@ pub struct FieldError {
     pub message: String,
 }
 
+impl FieldError {
+    /// A fault at a JSON pointer.
+    pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            path: path.into(),
+            message: message.into(),
+        }
+    }
+}
+
 /// Closed word lists of the wire: a type with its words, in order.
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {

@@ -92,12 +92,7 @@ impl From<RequestFault> for ApiError {
 impl From<ItemFault> for ApiError {
     fn from(fault: ItemFault) -> Self {
         match fault {
-            ItemFault::Envelope(errors) => Self::InvalidEnvelope {
-                errors: errors
-                    .into_iter()
-                    .map(|error| FieldError::new(error.path, error.message))
-                    .collect(),
-            },
+            ItemFault::Envelope(errors) => Self::InvalidEnvelope { errors },
             ItemFault::Repeated(_) => Self::InvalidEnvelope {
                 errors: vec![FieldError::new("/event_id", fault.to_string())],
             },

@@ -117,30 +117,28 @@ impl Store {
     pub async fn claim(&self, claim: &Claim<'_>, candidates: &[Candidate]) -> Result<Pass, StoreError> {
         let columns = CandidateColumns::of(candidates);
         let mut transaction = self.begin_relaxed().await?;
-        let seen = sqlx::query!(
+        let look = sqlx::query!(
             r#"
-            WITH locked AS MATERIALIZED (
-                SELECT id FROM subscriptions
-                WHERE id = ANY($1) AND enabled = 1
-                ORDER BY id
-                FOR NO KEY UPDATE SKIP LOCKED
-            )
-            SELECT (SELECT version FROM store_counter WHERE name = 'events') AS "version!", now_ms() AS "now_ms!",
-                   (SELECT count(*) FROM subscriptions a WHERE a.id = ANY($1) AND a.enabled = 1) AS "enabled!",
-                   (SELECT array_agg(id) FROM locked) AS locked
+            SELECT version, now_ms() AS "now_ms!",
+                   (SELECT count(*) FROM subscriptions WHERE id = ANY($1) AND enabled = 1) AS "enabled!",
+                   ARRAY(
+                       SELECT id FROM subscriptions WHERE id = ANY($1) AND enabled = 1
+                       ORDER BY id
+                       FOR NO KEY UPDATE SKIP LOCKED
+                   ) AS "locked!"
+            FROM store_counter WHERE name = 'events'
             "#,
             &columns.id as &[&str],
         )
         .fetch_one(self.run(&mut transaction))
         .await?;
-        let locked = seen.locked.unwrap_or_default();
         let mut pass = Pass {
-            skipped: i64::try_from(locked.len()).unwrap_or(i64::MAX) < seen.enabled,
-            version: seen.version,
-            now_ms: seen.now_ms,
+            skipped: i64::try_from(look.locked.len()).unwrap_or(i64::MAX) < look.enabled,
+            version: look.version,
+            now_ms: look.now_ms,
             ..Pass::default()
         };
-        if locked.is_empty() {
+        if look.locked.is_empty() {
             return Ok(pass);
         }
         let rows = sqlx::query!(
@@ -182,10 +180,10 @@ impl Store {
             ), claimed AS (
                 UPDATE deliveries d
                 SET lease_owner = $8, lease_until = now_ms() + $9, claim_id = nextval('delivery_claims'),
-                    claimed_generation = generation, attempt = d.attempt + 1
+                    claimed_generation = generation
                 FROM picked p
                 WHERE d.subscription_id = p.subscription_id AND d.seq = p.seq
-                RETURNING d.subscription_id, d.seq, d.attempt, d.claim_id, d.priority, p.next_attempt_at
+                RETURNING d.subscription_id, d.seq, d.attempt + 1 AS attempt, d.claim_id, d.priority, p.next_attempt_at
             )
             SELECT s.id AS "subscription_id!", l.free AS "free!", s.consumer, s.endpoint, s.secret,
                    CASE WHEN s.previous_secret_until > now_ms() THEN s.previous_secret END AS previous_secret,
@@ -201,7 +199,7 @@ impl Store {
             &columns.important,
             &columns.low,
             &columns.consumer_room,
-            &locked,
+            &look.locked,
             claim.room,
             claim.owner,
             claim.lease_ms,
@@ -250,18 +248,21 @@ impl Store {
         Ok(pass)
     }
 
-    /// Releases claims whose lease has ended, and, when `judge_owners`, claims whose owner no longer lives. A released
-    /// row is due at once and keeps its attempt count: the attempt may have left the process. Answers the
+    /// Releases claims whose lease has ended, and, when there is a `judge`, an owner that lives now as
+    /// well, claims whose owner no longer lives. A released
+    /// row is due at once, and its attempt counts: it may have left the process. Answers the
     /// subscriptions that have work again.
-    pub async fn release_lost(&self, judge_owners: bool) -> Result<Vec<SubscriptionId>, StoreError> {
+    pub async fn release_lost(&self, judge: Option<&str>) -> Result<Vec<SubscriptionId>, StoreError> {
         let mut transaction = self.begin_relaxed().await?;
         let rows = sqlx::query!(
             r#"
             WITH lost AS (
                 SELECT d.subscription_id, d.seq FROM deliveries d
                 WHERE d.lease_until IS NOT NULL
-                  AND (d.lease_until <= now_ms() OR ($1 AND NOT EXISTS (
-                      SELECT FROM workers w WHERE w.owner = d.lease_owner AND w.alive_until > now_ms())))
+                  AND (d.lease_until <= now_ms() OR (
+                      EXISTS (SELECT FROM workers j WHERE j.owner = $1 AND j.alive_until > now_ms())
+                      AND NOT EXISTS (
+                          SELECT FROM workers w WHERE w.owner = d.lease_owner AND w.alive_until > now_ms())))
                 ORDER BY d.seq, d.subscription_id
                 LIMIT $2
                 FOR UPDATE SKIP LOCKED
@@ -269,7 +270,7 @@ impl Store {
                 UPDATE deliveries d
                 SET lease_owner = NULL, lease_until = NULL, claim_id = NULL, next_attempt_at = now_ms(),
                     updated_at = now_ms(),
-                    attempt = CASE WHEN d.generation = d.claimed_generation THEN d.attempt ELSE 0 END,
+                    attempt = CASE WHEN d.generation = d.claimed_generation THEN d.attempt + 1 ELSE 0 END,
                     status = CASE WHEN d.generation = d.claimed_generation THEN d.status ELSE 'pending' END
                 FROM lost WHERE d.subscription_id = lost.subscription_id AND d.seq = lost.seq
                 RETURNING d.subscription_id, d.seq, d.ordering_key, d.status,
@@ -280,7 +281,7 @@ impl Store {
                    former AS "former!"
             FROM released
             "#,
-            judge_owners,
+            judge,
             RECOVER_ROWS_MAX,
         )
         .fetch_all(self.run(&mut transaction))

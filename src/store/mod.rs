@@ -47,6 +47,9 @@ const POOL_CONNECTIONS_MAX: u32 = 16;
 /// How long a request waits for a connection before it is told "not now".
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// How long a connection may rest before it is asked whether it still lives.
+const RESTED: Duration = Duration::from_secs(1);
+
 /// Opens a transaction that can stop nobody for long: a statement that waits or runs too long fails, and a process that
 /// freezes in the middle loses its locks after two seconds.
 const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
@@ -101,8 +104,16 @@ impl Store {
         let pool = PgPoolOptions::new()
             .max_connections(POOL_CONNECTIONS_MAX)
             .acquire_timeout(ACQUIRE_TIMEOUT)
-            // A dead connection is found by its first statement; a ping before each use would be a round trip more.
+            // A ping before each use would be a round trip more; one that rested may have lost its server meanwhile.
             .test_before_acquire(false)
+            .before_acquire(|connection, meta| {
+                Box::pin(async move {
+                    if meta.idle_for > RESTED {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            })
             .connect_lazy_with(addresses.pooled);
         let store = Self {
             pool,

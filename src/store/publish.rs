@@ -437,9 +437,7 @@ impl<'a> EventColumns<'a> {
             columns.hops.push(event.hops);
             columns.publisher.push(event.publisher);
             columns.request_id.push(event.request_id);
-            columns
-                .size_bytes
-                .push(i64::try_from(envelope.size_bytes()).unwrap_or(i64::MAX));
+            columns.size_bytes.push(envelope.size_bytes());
         }
         columns
     }

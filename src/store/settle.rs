@@ -117,8 +117,8 @@ impl Store {
                               WHEN r.outcome = 'unsent' THEN d.status
                               ELSE r.outcome END,
                 attempt = CASE WHEN d.generation <> d.claimed_generation THEN 0
-                               WHEN r.outcome = 'unsent' THEN d.attempt - 1
-                               ELSE d.attempt END,
+                               WHEN r.outcome = 'unsent' THEN d.attempt
+                               ELSE d.attempt + 1 END,
                 next_attempt_at = CASE WHEN d.generation <> d.claimed_generation OR r.outcome IN ('unsent', 'failed')
                                        THEN now_ms() + CASE WHEN d.generation = d.claimed_generation
                                                             THEN r.wait_ms ELSE 0 END END,

@@ -87,6 +87,16 @@ impl Store {
         Ok(())
     }
 
+    /// The version of the database now, for processes that nothing else tells it.
+    pub async fn version(&self) -> Result<i64, StoreError> {
+        let mut reader = self.reader().await?;
+        Ok(
+            sqlx::query_scalar!("SELECT version FROM store_counter WHERE name = 'events'")
+                .fetch_one(self.run(&mut reader))
+                .await?,
+        )
+    }
+
     pub(super) async fn reload_view(&self) -> Result<(), StoreError> {
         let mut reader = self.reader().await?;
         self.reload_view_on(&mut reader).await

@@ -22,9 +22,11 @@ impl Store {
 }
 
 impl Heartbeat {
-    /// Says that `owner` lives for four more seconds, and answers the version of the store. Rows of processes that died
-    /// a minute ago are removed on the way.
-    pub async fn renew(&mut self, owner: &str) -> Result<i64, StoreError> {
+    /// Says that `owner` lives for four more seconds, and answers the version of the store; nothing when the owner has
+    /// been dead meanwhile. Who was dead once stays dead: a renewal that was held up in an outage must not make its
+    /// owner a judge of others whose renewals are still on their way. Rows of processes that died a minute ago are
+    /// removed on the way.
+    pub async fn renew(&mut self, owner: &str) -> Result<Option<i64>, StoreError> {
         // Losing this row in a crash of the database costs a second; waiting for the disk would cost a sync per second.
         let version = sqlx::query_scalar!(
             r#"
@@ -33,13 +35,15 @@ impl Heartbeat {
             renewed AS (
                 INSERT INTO workers (owner, alive_until) SELECT $1, now_ms() + $2 FROM relaxed
                 ON CONFLICT (owner) DO UPDATE SET alive_until = excluded.alive_until
+                WHERE workers.alive_until > now_ms()
+                RETURNING owner
             )
-            SELECT version FROM store_counter WHERE name = 'events'
+            SELECT version FROM store_counter WHERE name = 'events' AND EXISTS (SELECT FROM renewed)
             "#,
             owner,
             ALIVE_MS,
         )
-        .fetch_one(&mut self.connection)
+        .fetch_optional(&mut self.connection)
         .await?;
         Ok(version)
     }

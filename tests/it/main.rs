@@ -4,6 +4,8 @@
 //! The PostgreSQL server comes from `OV_TEST_PG_URL`; without it a test fails and says how to start one.
 
 mod contracts;
+mod delivery_worker;
+mod dev;
 mod first_event;
 mod harness_self;
 mod store_claims;

@@ -82,7 +82,7 @@ impl Answer {
         }
     }
 
-    /// A whole head, then a long body byte by byte, until released.
+    /// A whole head, then a long body byte by byte, until released; `body_of` announces another length.
     pub(crate) fn trickle_body(status: u16) -> Self {
         Self {
             manner: Manner::TrickleBody,
@@ -530,7 +530,12 @@ async fn send(
         }
         Manner::TrickleBody => {
             drop(active);
-            trickle(stream, &answer.head(1_000_000), b"x", release.as_mut()).await;
+            let announced = if answer.body_bytes == 0 {
+                1_000_000
+            } else {
+                answer.body_bytes
+            };
+            trickle(stream, &answer.head(announced), b"x", release.as_mut()).await;
             false
         }
     }

@@ -1,0 +1,422 @@
+//! The loop that decides when to look for work and claims it. Claims, and with them every rule about who may run, are
+//! the store's.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::domain::ids::SubscriptionId;
+use crate::domain::retry::{RetryPolicy, Schedule};
+use crate::store::{Candidate, Claim, Claimed, Outcome, Pass, Settlement, SharedStore, StoreError};
+
+use super::DeliverySettings;
+use super::agenda::{Agenda, Turn};
+use super::frontier::{Found, Frontiers};
+use super::life::Life;
+use super::outcome::{Ended, judge};
+use super::sender::Sender;
+use super::settler::Finished;
+use super::shares::{Shares, Slot};
+use super::vitals::Vitals;
+use super::wake::Wake;
+
+/// How much longer a lease is than the longest attempt.
+const LEASE_MARGIN: Duration = Duration::from_secs(30);
+/// How soon a subscription that another process was claiming for is tried again.
+const SKIPPED_AGAIN_AFTER: Duration = Duration::from_millis(5);
+/// How often everything is searched from the beginning.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+/// Subscriptions asked about in one statement of a poll.
+const POLL_CHUNK: usize = 500;
+/// Subscriptions that one claim considers: enough of them that the most urgent of many win, few enough that locking
+/// them costs little.
+const CANDIDATES: std::ops::RangeInclusive<usize> = 64..=500;
+const BACKOFF_FIRST: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// What a dispatcher works with.
+pub(super) struct Dispatcher {
+    pub(super) store: SharedStore,
+    pub(super) settings: Arc<DeliverySettings>,
+    pub(super) sender: Arc<Sender>,
+    pub(super) shares: Arc<Shares>,
+    pub(super) wake: Wake,
+    pub(super) vitals: Vitals,
+    pub(super) life: Arc<Life>,
+    pub(super) results: mpsc::Sender<Finished>,
+    pub(super) attempts: TaskTracker,
+    /// Ends attempts that are still running.
+    pub(super) interrupt: CancellationToken,
+    /// No claim and no attempt begins after it.
+    pub(super) stop: CancellationToken,
+}
+
+/// What one dispatcher remembers between its looks; all of it may be forgotten.
+struct Memory {
+    agenda: Agenda,
+    frontiers: Frontiers,
+    /// Enabled subscriptions with their consumers, as of `version`.
+    known: HashMap<SubscriptionId, Arc<str>>,
+    version: i64,
+    /// What a poll has not asked about yet.
+    unpolled: VecDeque<SubscriptionId>,
+    poll_at: Instant,
+    sweep_at: Instant,
+    /// No look before it: the store failed.
+    pause_until: Instant,
+    backoff: Duration,
+}
+
+impl Memory {
+    fn new(now: Instant) -> Self {
+        Self {
+            agenda: Agenda::default(),
+            frontiers: Frontiers::default(),
+            known: HashMap::new(),
+            version: -1,
+            unpolled: VecDeque::new(),
+            poll_at: now,
+            sweep_at: now + SWEEP_INTERVAL,
+            pause_until: now,
+            backoff: BACKOFF_FIRST,
+        }
+    }
+
+    /// Starts the search for due work over, from the beginning of every queue.
+    fn sweep(&mut self, now: Instant) {
+        self.frontiers.sweep();
+        self.agenda.open_all();
+        self.sweep_at = now + SWEEP_INTERVAL;
+        self.poll_at = now;
+    }
+
+    fn failed(&mut self, what: &str, error: &StoreError) {
+        if self.backoff == BACKOFF_FIRST {
+            tracing::warn!(error = %error, cause = ?error, "{what} failed and is tried again: {error}");
+        }
+        self.pause_until = Instant::now() + self.backoff;
+        self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
+    }
+}
+
+impl Dispatcher {
+    /// Looks for work and starts attempts until the stop or the end of this owner's life.
+    pub(super) async fn run(&self) {
+        let mut memory = Memory::new(Instant::now());
+        while !self.stop.is_cancelled() && !self.life.lost.is_cancelled() {
+            self.listen(&mut memory);
+            self.vitals.tick((self.settings.clock)());
+            let now = Instant::now();
+            if now >= memory.pause_until && self.shares.room() > 0 {
+                self.poll(&mut memory, now).await;
+                if self.claim_for_waiting(&mut memory).await || !memory.unpolled.is_empty() {
+                    continue;
+                }
+            }
+            let next = self.next_look(&memory);
+            tokio::select! {
+                () = self.wake.rung() => {}
+                () = sleep_until(next) => {}
+                () = self.stop.cancelled() => {}
+                () = self.life.lost.cancelled() => {}
+            }
+        }
+    }
+
+    /// Takes in what was asked for and what has changed.
+    fn listen(&self, memory: &mut Memory) {
+        let now = Instant::now();
+        let woken = self.wake.take();
+        let view = self.store.view();
+        if view.version != memory.version {
+            memory.version = view.version;
+            memory.known = view
+                .subscribers()
+                .iter()
+                .map(|subscriber| (subscriber.id.clone(), Arc::clone(&subscriber.consumer)))
+                .collect();
+            memory.sweep(now);
+        }
+        if woken.sweep || now >= memory.sweep_at {
+            memory.sweep(now);
+        }
+        if woken.everything {
+            memory.poll_at = now;
+        }
+        for id in woken.subscriptions {
+            memory.agenda.want(id);
+        }
+        for recorded in woken.recorded {
+            memory.agenda.set_open(&recorded.subscription_id);
+            if let Some(due_at) = recorded.due_at {
+                memory.agenda.want_at(due_at, recorded.subscription_id.clone());
+            }
+            memory.agenda.want(recorded.subscription_id);
+        }
+        memory.agenda.ring_times(now);
+    }
+
+    fn next_look(&self, memory: &Memory) -> Instant {
+        let now = Instant::now();
+        if now < memory.pause_until {
+            return memory.pause_until;
+        }
+        if self.shares.room() == 0 {
+            // Only a freed slot helps, and it rings; the interval keeps the tick fresh.
+            return now + self.settings.poll_interval;
+        }
+        memory
+            .agenda
+            .next_time()
+            .map_or(memory.poll_at, |time| time.min(memory.poll_at))
+    }
+
+    /// Asks the store, one bounded question at a time, which subscriptions have due work.
+    async fn poll(&self, memory: &mut Memory, now: Instant) {
+        if now >= memory.poll_at && memory.unpolled.is_empty() {
+            memory.poll_at = now + self.settings.poll_interval;
+            memory.unpolled = memory.known.keys().cloned().collect();
+        }
+        let mut candidates = Vec::new();
+        while candidates.len() < POLL_CHUNK {
+            let Some(id) = memory.unpolled.pop_front() else { break };
+            let busy = memory.agenda.is_full(&id) && self.shares.runs(&id);
+            if !busy && !memory.agenda.is_waiting(&id) {
+                candidates.push(Candidate {
+                    frontier: memory.frontiers.start(&id),
+                    id,
+                    consumer_room: 0,
+                });
+            }
+        }
+        if candidates.is_empty() {
+            return;
+        }
+        let Some(asked) = self.while_alive(self.store.due(&candidates)).await else {
+            return;
+        };
+        match asked {
+            Ok(due) => {
+                memory.backoff = BACKOFF_FIRST;
+                for id in due {
+                    memory.agenda.want(id);
+                }
+            }
+            Err(error) => {
+                memory.unpolled.clear();
+                memory.poll_at = now;
+                memory.failed("looking for due deliveries", &error);
+            }
+        }
+    }
+
+    /// One claim for those that wait. Answers whether there was one, so that another may follow at once.
+    async fn claim_for_waiting(&self, memory: &mut Memory) -> bool {
+        let room = self.shares.room();
+        if room == 0 {
+            return false;
+        }
+        let known = &memory.known;
+        let most = (room * 4).clamp(*CANDIDATES.start(), *CANDIDATES.end());
+        let chosen = memory.agenda.choose(most, |id, full| match known.get(id) {
+            None => Turn::Drop,
+            Some(_) if full && self.shares.runs(id) => Turn::Drop,
+            Some(consumer) if self.shares.consumer_room(consumer) == 0 => Turn::Wait,
+            Some(_) => Turn::Take,
+        });
+        if chosen.is_empty() {
+            return false;
+        }
+        let candidates: Vec<Candidate> = chosen
+            .into_iter()
+            .map(|id| Candidate {
+                frontier: memory.frontiers.start(&id),
+                consumer_room: known
+                    .get(&id)
+                    .map_or(0, |consumer| as_i64(self.shares.consumer_room(consumer))),
+                id,
+            })
+            .collect();
+        let lease = self.settings.timeout + LEASE_MARGIN;
+        let claim = Claim {
+            owner: self.life.owner(),
+            lease_ms: i64::try_from(lease.as_millis()).unwrap_or(i64::MAX),
+            room: as_i64(room),
+        };
+        let Some(asked) = self.while_alive(self.store.claim(&claim, &candidates)).await else {
+            return false;
+        };
+        match asked {
+            Ok(pass) => {
+                memory.backoff = BACKOFF_FIRST;
+                self.note(memory, &candidates, &pass, room);
+                let version = pass.version;
+                self.start(pass, Instant::now() + lease);
+                if version > memory.version
+                    && let Some(Err(error)) = self.while_alive(self.store.refresh_view(version)).await
+                {
+                    memory.failed("reading the subscriptions", &error);
+                }
+                true
+            }
+            Err(error) => {
+                // Whether it was committed is unknown. If it was, the leases end by themselves.
+                for candidate in candidates {
+                    memory.agenda.want(candidate.id);
+                }
+                memory.failed("claiming deliveries", &error);
+                false
+            }
+        }
+    }
+
+    /// Waits for the store, which may never answer, for as long as this owner lives. A stop waits as well: what a claim
+    /// has taken must be handed back.
+    async fn while_alive<T>(&self, asked: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            answer = asked => Some(answer),
+            () = self.life.lost.cancelled() => None,
+        }
+    }
+
+    /// Remembers what a claim says about each of its candidates.
+    fn note(&self, memory: &mut Memory, candidates: &[Candidate], pass: &Pass, room: usize) {
+        let now = Instant::now();
+        let free: HashMap<&SubscriptionId, i64> = pass.counted.iter().map(|(id, free)| (id, *free)).collect();
+        let mut taken: HashMap<&SubscriptionId, Vec<&Claimed>> = HashMap::new();
+        let mut taken_by: HashMap<&str, i64> = HashMap::new();
+        for claimed in &pass.claimed {
+            taken.entry(&claimed.subscription_id).or_default().push(claimed);
+            *taken_by.entry(&claimed.consumer).or_default() += 1;
+        }
+        for candidate in candidates {
+            let id = &candidate.id;
+            let Some(&free) = free.get(id) else {
+                if pass.skipped {
+                    memory.agenda.want_at(now + SKIPPED_AGAIN_AFTER, id.clone());
+                }
+                continue;
+            };
+            let rows = taken.get(id).map_or(&[][..], Vec::as_slice);
+            let last = rows.last().map_or(Found::Unknown, |last| Found::UpTo {
+                priority: usize::try_from(last.priority).unwrap_or(0),
+                due_ms: last.due_at.0,
+            });
+            let consumer_taken = memory
+                .known
+                .get(id)
+                .and_then(|consumer| taken_by.get(&**consumer))
+                .copied()
+                .unwrap_or(0);
+            let cut = pass.claimed.len() >= room || consumer_taken >= candidate.consumer_room;
+            let found = if as_i64(rows.len()) >= free {
+                if !rows.is_empty() || self.shares.runs(id) {
+                    memory.agenda.set_full(id.clone());
+                }
+                last
+            } else if cut {
+                memory.agenda.want(id.clone());
+                last
+            } else {
+                Found::AllOfIt
+            };
+            memory.frontiers.note(id, found, pass.now_ms, now);
+        }
+    }
+
+    /// Starts an attempt for each claim.
+    fn start(&self, pass: Pass, lease_ends_at: Instant) {
+        for claimed in pass.claimed {
+            let attempt = Attempt {
+                slot: self.shares.take(&claimed.consumer, &claimed.subscription_id),
+                waited_ms: pass.now_ms - claimed.received_at.0,
+                claimed,
+                lease_ends_at,
+                settings: Arc::clone(&self.settings),
+                sender: Arc::clone(&self.sender),
+                life: Arc::clone(&self.life),
+                results: self.results.clone(),
+                interrupt: self.interrupt.clone(),
+                stop: self.stop.clone(),
+            };
+            self.attempts.spawn(attempt.run());
+        }
+    }
+}
+
+/// One claim on its way to a result.
+struct Attempt {
+    claimed: Claimed,
+    slot: Slot,
+    lease_ends_at: Instant,
+    /// From the receipt of the event to the claim, by the database clock.
+    waited_ms: i64,
+    settings: Arc<DeliverySettings>,
+    sender: Arc<Sender>,
+    life: Arc<Life>,
+    results: mpsc::Sender<Finished>,
+    interrupt: CancellationToken,
+    stop: CancellationToken,
+}
+
+impl Attempt {
+    async fn run(self) {
+        let started = Instant::now();
+        let outcome = if self.stop.is_cancelled() || !self.life.holds(started) {
+            Outcome::Unsent
+        } else {
+            let sending = AssertUnwindSafe(self.sender.send(&self.claimed, &self.interrupt)).catch_unwind();
+            let ended = tokio::select! {
+                biased;
+                ended = sending => ended,
+                // Another process may run it by now; what came of it here does not count.
+                () = self.life.lost.cancelled() => return,
+            };
+            // The panic itself is logged by the hook; the delivery must not wait for its lease.
+            self.judge(ended.unwrap_or_else(|_panic| Ended::Failed("internal error".to_owned())))
+        };
+        let waited = Duration::from_millis(u64::try_from(self.waited_ms).unwrap_or(0));
+        let finished = Finished {
+            owner: Arc::clone(self.life.owner()),
+            latency: waited + started.elapsed(),
+            priority: self.claimed.priority,
+            lease_ends_at: self.lease_ends_at,
+            settlement: Settlement {
+                subscription_id: self.claimed.subscription_id,
+                position: self.claimed.position,
+                claim_id: self.claimed.claim_id,
+                outcome,
+            },
+            slot: self.slot,
+        };
+        // The receiver lives as long as any attempt; if it does not, the lease ends by itself.
+        let _ = self.results.send(finished).await;
+    }
+
+    fn judge(&self, ended: Ended) -> Outcome {
+        let policy = self.claimed.retry_policy.as_deref().and_then(|stored| {
+            RetryPolicy::parse(stored).unwrap_or_else(|fault| {
+                tracing::warn!(
+                    subscription_id = %self.claimed.subscription_id,
+                    "the stored retry policy of {} is ignored: {fault}", self.claimed.subscription_id
+                );
+                None
+            })
+        });
+        let schedule = Schedule::of(policy.as_ref(), &self.settings.retry);
+        let attempt = u32::try_from(self.claimed.attempt).unwrap_or(1);
+        judge(ended, attempt, &schedule, rand::random())
+    }
+}
+
+fn as_i64(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,229 @@
+//! Where claims start their search: per subscription and priority, a due time before which nothing runnable is left.
+//!
+//! Without it every claim would walk over the dead versions of all rows finished while somebody holds a snapshot. What
+//! a frontier hides by mistake is found by the next sweep, which forgets all of them.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::domain::ids::SubscriptionId;
+
+/// How far a frontier stays behind, in milliseconds: a publish commits seconds after it chose a row's due time.
+const MARGIN_MS: i64 = 10_000;
+/// How long a proposed frontier waits for a second search to confirm it. A claim skips rows that a publish or a settle
+/// holds locked at that moment; none holds them that long without ending.
+const CONFIRM_AFTER: Duration = Duration::from_secs(1);
+
+const PRIORITIES: usize = 3;
+
+/// What one claim found for one subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Everything that was due was taken; nothing else bounded the claim.
+    AllOfIt,
+    /// The claim ended at its bound, with this row last.
+    UpTo {
+        /// 0 critical, 1 important, 2 low.
+        priority: usize,
+        /// Its due time, epoch milliseconds.
+        due_ms: i64,
+    },
+    /// The claim could take nothing, so it says nothing.
+    Unknown,
+}
+
+#[derive(Default, Clone, Copy)]
+struct Frontier {
+    in_force_ms: i64,
+    proposed: Option<(i64, Instant)>,
+}
+
+impl Frontier {
+    fn propose(&mut self, due_ms: i64, at: Instant) {
+        match self.proposed {
+            Some((_, since)) if at.duration_since(since) < CONFIRM_AFTER => {}
+            Some((former_ms, _)) => {
+                self.in_force_ms = self.in_force_ms.max(former_ms.min(due_ms));
+                self.proposed = Some((due_ms, at));
+            }
+            None => self.proposed = Some((due_ms, at)),
+        }
+    }
+}
+
+/// The frontiers of every subscription looked at since the last sweep.
+#[derive(Default)]
+pub(super) struct Frontiers {
+    of: HashMap<SubscriptionId, [Frontier; PRIORITIES]>,
+    newest_now_ms: i64,
+}
+
+impl Frontiers {
+    /// Where to start, by priority.
+    pub(super) fn start(&self, id: &SubscriptionId) -> [i64; PRIORITIES] {
+        self.of
+            .get(id)
+            .map_or([0; PRIORITIES], |frontiers| frontiers.map(|f| f.in_force_ms))
+    }
+
+    /// Forgets everything: the next claims search from the beginning.
+    pub(super) fn sweep(&mut self) {
+        self.of = HashMap::new();
+    }
+
+    /// Notes what a claim found that began its search at `start`, at `now_ms` of the database clock.
+    pub(super) fn note(&mut self, id: &SubscriptionId, found: Found, now_ms: i64, at: Instant) {
+        if now_ms + MARGIN_MS / 2 < self.newest_now_ms {
+            // The database clock went back: new rows are due before what was seen as the present.
+            self.sweep();
+            self.newest_now_ms = now_ms;
+        }
+        self.newest_now_ms = self.newest_now_ms.max(now_ms);
+        if found == Found::Unknown {
+            return;
+        }
+        let frontiers = self.of.entry(id.clone()).or_default();
+        for (priority, frontier) in frontiers.iter_mut().enumerate() {
+            match found {
+                Found::UpTo { priority: last, due_ms } if priority == last => frontier.propose(due_ms - MARGIN_MS, at),
+                Found::UpTo { priority: last, .. } if priority > last => {}
+                _ => frontier.propose(now_ms - MARGIN_MS, at),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn after(start: Instant, ms: u64) -> Instant {
+        start + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_frontier_moves_once_a_later_search_confirms_it() {
+        let (id, zero) = (SubscriptionId::generate(), Instant::now());
+        let mut frontiers = Frontiers::default();
+        frontiers.note(&id, Found::AllOfIt, 100_000, zero);
+        assert_eq!(frontiers.start(&id), [0; 3], "a row locked just then would be lost");
+        frontiers.note(&id, Found::AllOfIt, 100_500, after(zero, 500));
+        assert_eq!(frontiers.start(&id), [0; 3]);
+        frontiers.note(&id, Found::AllOfIt, 101_000, after(zero, 1000));
+        assert_eq!(frontiers.start(&id), [90_000; 3]);
+    }
+
+    #[test]
+    fn a_claim_at_its_bound_says_nothing_of_less_urgent_work() {
+        let (id, zero) = (SubscriptionId::generate(), Instant::now());
+        let mut frontiers = Frontiers::default();
+        let found = Found::UpTo {
+            priority: 1,
+            due_ms: 50_000,
+        };
+        for second in 0..3 {
+            frontiers.note(&id, found, 100_000, after(zero, second * 1000));
+        }
+        assert_eq!(frontiers.start(&id), [90_000, 40_000, 0]);
+        frontiers.note(
+            &id,
+            Found::UpTo {
+                priority: 1,
+                due_ms: 20_000,
+            },
+            103_000,
+            after(zero, 3000),
+        );
+        assert_eq!(frontiers.start(&id)[1], 40_000, "never back");
+    }
+
+    #[test]
+    fn a_clock_that_went_back_and_a_sweep_forget() {
+        let (id, zero) = (SubscriptionId::generate(), Instant::now());
+        let mut frontiers = Frontiers::default();
+        for second in 0..2 {
+            frontiers.note(&id, Found::AllOfIt, 100_000, after(zero, second * 1000));
+        }
+        assert_eq!(frontiers.start(&id), [90_000; 3]);
+        frontiers.note(&id, Found::Unknown, 70_000, after(zero, 3000));
+        assert_eq!(frontiers.start(&id), [0; 3]);
+        for second in 4..6 {
+            frontiers.note(&id, Found::AllOfIt, 70_000, after(zero, second * 1000));
+        }
+        frontiers.sweep();
+        assert_eq!(frontiers.start(&id), [0; 3]);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        /// A row appears, due at most the margin before now.
+        Publish {
+            priority: usize,
+            late_ms: i64,
+        },
+        /// A claim of so many rows; rows for which the draw says so are locked elsewhere and skipped.
+        Claim {
+            bound: usize,
+            locked: u8,
+        },
+        Wait {
+            ms: u64,
+        },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0_usize..3, 0..MARGIN_MS).prop_map(|(priority, late_ms)| Step::Publish { priority, late_ms }),
+            (1_usize..4, any::<u8>()).prop_map(|(bound, locked)| Step::Claim { bound, locked }),
+            (1_u64..30_000).prop_map(|ms| Step::Wait { ms }),
+        ]
+    }
+
+    proptest! {
+        /// A row that two claims a second apart could have seen is never hidden. Rows are locked for less than that.
+        #[test]
+        fn nothing_runnable_is_hidden(steps in prop::collection::vec(step(), 1..120)) {
+            let (id, zero) = (SubscriptionId::generate(), Instant::now());
+            let mut frontiers = Frontiers::default();
+            let mut elapsed = 0_u64;
+            let mut rows: Vec<(usize, i64, u64)> = Vec::new(); // priority, due, when its lock ends
+            for step in steps {
+                let now_ms = 1_000_000 + i64::try_from(elapsed).expect("small");
+                match step {
+                    Step::Publish { priority, late_ms } => rows.push((priority, now_ms - late_ms, 0)),
+                    Step::Wait { ms } => elapsed += ms,
+                    Step::Claim { bound, locked } => {
+                        let start = frontiers.start(&id);
+                        rows.sort_unstable();
+                        for (index, row) in rows.iter_mut().enumerate() {
+                            if locked >> (index % 8) & 1 == 1 && row.2 == 0 {
+                                row.2 = elapsed + 900;
+                            }
+                        }
+                        let mut taken: Vec<(usize, i64)> = Vec::new();
+                        rows.retain(|&(priority, due_ms, until)| {
+                            let seen = due_ms >= start[priority] && until <= elapsed && taken.len() < bound;
+                            if seen {
+                                taken.push((priority, due_ms));
+                            }
+                            !seen
+                        });
+                        let found = match taken.last() {
+                            Some(&(priority, due_ms)) if taken.len() == bound => Found::UpTo { priority, due_ms },
+                            _ => Found::AllOfIt,
+                        };
+                        frontiers.note(&id, found, now_ms, after(zero, elapsed));
+                        let start = frontiers.start(&id);
+                        for &(priority, due_ms, _) in &rows {
+                            prop_assert!(due_ms >= start[priority], "{due_ms} is hidden by {start:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

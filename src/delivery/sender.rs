@@ -1,0 +1,164 @@
+//! Sends one attempt: the exact bytes that were signed, one deadline, no redirect, no second try.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use crate::domain::endpoint::HostRules;
+use crate::domain::signature::header_v2;
+use crate::domain::time::Millis;
+use crate::domain::trace::Traceparent;
+use crate::store::Claimed;
+
+use super::DeliverySettings;
+use super::outcome::{Ended, retry_after};
+
+/// Bytes of an answer that are read, so that its connection can be used again.
+const ANSWER_BYTES_MAX: usize = 64 * 1024;
+/// How long the rest of an answer may take after its headers; a slower one costs its connection.
+const ANSWER_REST: Duration = Duration::from_millis(250);
+/// Idle connections to one host; as many as one consumer's deliveries can use at a time.
+const IDLE_PER_HOST_MAX: usize = 128;
+/// Shorter than the five seconds after which common servers close an idle connection, so that no attempt is lost on one
+/// that is just closing.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+/// Characters of a network error that are kept.
+const ERROR_CHARS_MAX: usize = 200;
+
+/// The one HTTP client for deliveries.
+pub(super) struct Sender {
+    client: reqwest::Client,
+    hosts: HostRules,
+    user_agent: HeaderValue,
+    timeout: Duration,
+    clock: fn() -> Millis,
+}
+
+impl Sender {
+    pub(super) fn new(settings: &DeliverySettings) -> Result<Self, reqwest::Error> {
+        let client = reqwest::Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .no_proxy()
+            .tcp_nodelay(true)
+            .pool_max_idle_per_host(IDLE_PER_HOST_MAX)
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .referer(false)
+            .build()?;
+        Ok(Self {
+            client,
+            hosts: settings.hosts.clone(),
+            user_agent: header_value(&settings.user_agent),
+            timeout: settings.timeout,
+            clock: settings.clock,
+        })
+    }
+
+    /// Makes one attempt. It ends early, without a result, when `interrupt` is cancelled before the answer came.
+    pub(super) async fn send(&self, claimed: &Claimed, interrupt: &CancellationToken) -> Ended {
+        let url = match self.hosts.check(&claimed.endpoint) {
+            Ok(url) => url,
+            Err(fault) => return Ended::Refused(fault.to_string()),
+        };
+        let deadline = Instant::now() + self.timeout;
+        let body = body(claimed);
+        let unix_s = (self.clock)().0.div_euclid(1000);
+        let request = self
+            .client
+            .post(url)
+            .headers(self.headers(claimed, unix_s, &body))
+            .body(body);
+        let answer = tokio::select! {
+            biased;
+            answer = timeout_at(deadline, request.send()) => answer,
+            () = interrupt.cancelled() => return Ended::Interrupted,
+        };
+        let response = match answer {
+            Err(_elapsed) => return Ended::Failed("timeout".to_owned()),
+            Ok(Err(error)) => return Ended::Failed(describe(error)),
+            Ok(Ok(response)) => response,
+        };
+        let status = response.status().as_u16();
+        let retry_after = response
+            .headers()
+            .get(RETRY_AFTER)
+            .and_then(|value| value.to_str().ok())
+            .and_then(|value| retry_after(value, (self.clock)()));
+        let rest_until = deadline.min(Instant::now() + ANSWER_REST);
+        tokio::select! {
+            () = finish(response, rest_until) => {}
+            () = interrupt.cancelled() => {}
+        }
+        Ended::Answered { status, retry_after }
+    }
+
+    fn headers(&self, claimed: &Claimed, unix_s: i64, body: &[u8]) -> HeaderMap {
+        let secrets: Vec<&str> = std::iter::once(claimed.secret.as_str())
+            .chain(claimed.previous_secret.as_deref())
+            .collect();
+        let trace = Traceparent::of_trace(&claimed.envelope.trace_id).to_string();
+        let mut headers = HeaderMap::with_capacity(12);
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(USER_AGENT, self.user_agent.clone());
+        for (name, value) in [
+            ("x-openvibe-event-id", claimed.envelope.event_id.as_str()),
+            ("x-openvibe-event-type", &claimed.envelope.event_type),
+            ("x-openvibe-subscription-id", claimed.subscription_id.as_str()),
+            ("x-openvibe-delivery-attempt", &claimed.attempt.to_string()),
+            ("x-openvibe-hops", &claimed.hops.to_string()),
+            ("x-openvibe-timestamp", &unix_s.to_string()),
+            ("x-openvibe-signature-v2", &header_v2(unix_s, &secrets, body)),
+            ("traceparent", &trace),
+        ] {
+            headers.insert(HeaderName::from_static(name), header_value(value));
+        }
+        headers
+    }
+}
+
+/// `{"event":<envelope>}`, the bytes that are signed and sent.
+fn body(claimed: &Claimed) -> Bytes {
+    let mut json = String::with_capacity(claimed.envelope.payload.len() + 1024);
+    json.push_str(r#"{"event":"#);
+    claimed.envelope.write_json(&mut json);
+    json.push('}');
+    Bytes::from(json)
+}
+
+/// A stored value as a header. What no header may hold is left out, so that no value can stop its own delivery.
+fn header_value(text: &str) -> HeaderValue {
+    HeaderValue::from_str(text).unwrap_or_else(|_| {
+        let printable: String = text.chars().filter(|c| matches!(c, ' '..='~')).collect();
+        HeaderValue::from_str(&printable).expect("printable ASCII is a header value")
+    })
+}
+
+/// Reads what is left of an answer, within bounds. Giving up closes the connection.
+async fn finish(mut response: reqwest::Response, until: Instant) {
+    let mut left = ANSWER_BYTES_MAX;
+    if response
+        .content_length()
+        .is_some_and(|length| length > ANSWER_BYTES_MAX as u64)
+    {
+        return;
+    }
+    while let Ok(Ok(Some(chunk))) = timeout_at(until, response.chunk()).await {
+        match left.checked_sub(chunk.len()) {
+            Some(rest) => left = rest,
+            None => return,
+        }
+    }
+}
+
+/// A network failure in a few words: the innermost cause, which names no URL.
+fn describe(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string().chars().take(ERROR_CHARS_MAX).collect()
+}

@@ -1,0 +1,177 @@
+//! Records results in batches, and keeps those that cannot be recorded yet: their receivers already have the events.
+
+use std::collections::HashSet;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+
+use crate::store::{Outcome, Settlement, SharedStore, StoreError};
+use crate::telemetry::{self, AttemptOutcome, PriorityLabel};
+
+use super::shares::Slot;
+use super::wake::{Recorded, Wake};
+
+/// Results recorded in one transaction.
+const BATCH_MAX: usize = 256;
+/// How long the store may take, longer than any statement or lock may. A result that was recorded after all is then
+/// "late" at the next try.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+const BACKOFF_FIRST: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_millis(500);
+
+/// A result that waits to be recorded.
+pub(super) struct Finished {
+    /// Who holds the claim.
+    pub(super) owner: Arc<str>,
+    /// What to record.
+    pub(super) settlement: Settlement,
+    /// From the receipt of the event to the end of the attempt.
+    pub(super) latency: Duration,
+    /// 0 critical, 1 important, 2 low.
+    pub(super) priority: i32,
+    /// When the lease has ended for certain; recording is pointless after it.
+    pub(super) lease_ends_at: Instant,
+    /// Given back once the result is recorded or given up.
+    pub(super) slot: Slot,
+}
+
+/// Records until every sender of `results` is gone and nothing is kept.
+pub(super) async fn run(store: SharedStore, mut results: mpsc::Receiver<Finished>, wake: Wake) {
+    let mut batch: Vec<Finished> = Vec::new();
+    let mut backoff = BACKOFF_FIRST;
+    loop {
+        if batch.is_empty() && results.recv_many(&mut batch, BATCH_MAX).await == 0 {
+            return;
+        }
+        while batch.len() < BATCH_MAX {
+            match results.try_recv() {
+                Ok(finished) => batch.push(finished),
+                Err(_empty) => break,
+            }
+        }
+        // One owner a transaction; there are two only after a life has ended.
+        let owner = Arc::clone(&batch[0].owner);
+        let (mut of_owner, others): (Vec<_>, Vec<_>) = batch.drain(..).partition(|finished| finished.owner == owner);
+        batch = others;
+        match record(&store, &owner, &mut of_owner, &wake).await {
+            Ok(()) => backoff = BACKOFF_FIRST,
+            Err(error) => {
+                if backoff == BACKOFF_FIRST {
+                    tracing::warn!(error = %error, "{} results cannot be recorded yet: {error}", of_owner.len());
+                }
+                batch.append(&mut of_owner);
+                give_up_late(&mut batch);
+                tokio::time::sleep(backoff).await;
+                backoff = (backoff * 2).min(BACKOFF_MAX);
+            }
+        }
+    }
+}
+
+/// Records the results of one owner. The error says that all of them are worth another try.
+async fn record(store: &SharedStore, owner: &str, finished: &mut Vec<Finished>, wake: &Wake) -> Result<(), StoreError> {
+    let settlements: Vec<Settlement> = finished.iter().map(|finished| finished.settlement.clone()).collect();
+    let error = match settle(store, owner, &settlements).await {
+        Ok(lost) => {
+            recorded(finished.drain(..), &lost, wake);
+            return Ok(());
+        }
+        Err(error @ StoreError::Unavailable(_)) => return Err(error),
+        Err(error) => error,
+    };
+    tracing::error!(error = %error, cause = ?error, "a batch of results was refused; each is recorded alone: {error}");
+    // One refused result must not hold the others back.
+    while let Some(one) = finished.pop() {
+        match settle(store, owner, std::slice::from_ref(&one.settlement)).await {
+            Ok(lost) => recorded([one], &lost, wake),
+            Err(error @ StoreError::Unavailable(_)) => {
+                finished.push(one);
+                return Err(error);
+            }
+            Err(error) => tracing::error!(
+                error = %error, subscription_id = %one.settlement.subscription_id, position = one.settlement.position,
+                "a result was refused and its delivery runs again when its lease ends: {error}"
+            ),
+        }
+    }
+    Ok(())
+}
+
+async fn settle(store: &SharedStore, owner: &str, settlements: &[Settlement]) -> Result<HashSet<i64>, StoreError> {
+    timeout(ANSWER_DEADLINE, store.settle(owner, settlements))
+        .await
+        .unwrap_or_else(|_elapsed| {
+            Err(StoreError::Unavailable(
+                std::io::Error::from(ErrorKind::TimedOut).into(),
+            ))
+        })
+}
+
+fn recorded(results: impl IntoIterator<Item = Finished>, lost: &HashSet<i64>, wake: &Wake) {
+    let now = Instant::now();
+    let mut open = Vec::new();
+    for finished in results {
+        let Finished {
+            settlement,
+            latency,
+            priority,
+            slot,
+            ..
+        } = finished;
+        let mut due_at = None;
+        if lost.contains(&settlement.claim_id) {
+            telemetry::late_result();
+            tracing::warn!(
+                subscription_id = %settlement.subscription_id, position = settlement.position,
+                "a late result of {} changed nothing: its claim had moved on", settlement.subscription_id
+            );
+        } else {
+            match &settlement.outcome {
+                Outcome::Delivered { .. } => {
+                    telemetry::delivery_attempt(AttemptOutcome::Delivered);
+                    telemetry::delivery_latency(label(priority), latency);
+                }
+                Outcome::Retry { wait_ms, .. } => {
+                    telemetry::delivery_attempt(AttemptOutcome::Retry);
+                    due_at = u64::try_from(*wait_ms)
+                        .ok()
+                        .map(|wait_ms| now + Duration::from_millis(wait_ms));
+                }
+                Outcome::Dead { .. } => telemetry::delivery_attempt(AttemptOutcome::Dead),
+                Outcome::Unsent => {}
+            }
+        }
+        drop(slot);
+        open.push(Recorded {
+            subscription_id: settlement.subscription_id,
+            due_at,
+        });
+    }
+    wake.recorded(open);
+}
+
+/// Drops results whose leases have ended: the deliveries run again.
+fn give_up_late(batch: &mut Vec<Finished>) {
+    let now = Instant::now();
+    batch.retain(|finished| {
+        let keep = finished.lease_ends_at > now;
+        if !keep {
+            tracing::error!(
+                subscription_id = %finished.settlement.subscription_id, position = finished.settlement.position,
+                "a result could not be recorded while its lease held; its delivery runs again"
+            );
+        }
+        keep
+    });
+}
+
+fn label(priority: i32) -> PriorityLabel {
+    match priority {
+        0 => PriorityLabel::Critical,
+        1 => PriorityLabel::Important,
+        _ => PriorityLabel::Low,
+    }
+}

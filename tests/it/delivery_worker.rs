@@ -1,0 +1,713 @@
+//! Deliveries without the HTTP edge: workers on a real database send to a real receiver, crash, stop and lose the
+//! database in the middle of things.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use openvibe_events::{
+    delivery::{self, DeliverySettings, Vitals, Wake},
+    domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, time::Millis},
+    store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Store},
+};
+use serde_json::json;
+use tokio::{runtime::Runtime, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{
+    database::Database,
+    envelopes,
+    proxy::Proxy,
+    receiver::{Answer, Call, Receiver},
+    wait::{SOON, eventually, stays, within},
+};
+
+const SECRET: &str = "whsec_for_tests_of_deliveries_only_0001";
+const TYPE: &str = "live.stream.started";
+
+#[expect(clippy::disallowed_methods, reason = "deliveries are signed with the real time")]
+fn settings() -> DeliverySettings {
+    DeliverySettings {
+        max_inflight: 64,
+        retry: Schedule {
+            max_attempts: 3,
+            backoff_ms: vec![50],
+            jitter: 0.0,
+        },
+        timeout: Duration::from_secs(20),
+        poll_interval: Duration::from_millis(100),
+        hosts: HostRules::parse(&["127.0.0.1".to_owned()]).expect("a good rule"),
+        user_agent: "OpenVibe.Events/0.1".to_owned(),
+        clock: || {
+            let since = SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .expect("a clock after 1970");
+            Millis(i64::try_from(since.as_millis()).expect("a clock before the year 292 million"))
+        },
+    }
+}
+
+/// A worker with everything of its own, so that it can crash as a process does: at once, and without a word.
+struct Process {
+    runtime: Option<Runtime>,
+    wake: Wake,
+    vitals: Vitals,
+    stop: CancellationToken,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    async fn start(url: &str, settings: DeliverySettings) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let stop = CancellationToken::new();
+        let (url, stopped) = (url.to_owned(), stop.clone());
+        let starting = runtime.spawn(async move {
+            let store = connect(&url).await;
+            delivery::start(store, settings, stopped).expect("an HTTP client")
+        });
+        let started = starting.await.expect("a started worker");
+        eventually("the worker runs", SOON, async || started.vitals.read().running).await;
+        Self {
+            runtime: Some(runtime),
+            wake: started.wake,
+            vitals: started.vitals,
+            stop,
+            task: Some(started.task),
+        }
+    }
+
+    fn crash(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Stops as a process told to; answers how long that took.
+    async fn stop(mut self) -> Duration {
+        let began = Instant::now();
+        self.stop.cancel();
+        let task = self.task.take().expect("it was not stopped before");
+        within("the worker's stop", Duration::from_secs(10), task)
+            .await
+            .expect("an end without a panic");
+        began.elapsed()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.crash();
+    }
+}
+
+async fn connect(url: &str) -> SharedStore {
+    let addresses = Addresses::parse(url, url).expect("a database URL");
+    Arc::new(Store::connect(addresses).await.expect("a migrated database"))
+}
+
+/// A database, a receiver, and a publisher's view of them.
+struct World {
+    database: Database,
+    receiver: Receiver,
+    store: SharedStore,
+}
+
+#[derive(Debug, PartialEq, sqlx::FromRow)]
+struct Row {
+    status: String,
+    attempt: i32,
+    last_status: Option<i32>,
+    last_error: Option<String>,
+    leased: bool,
+    due_in_ms: Option<i64>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let (database, receiver) = tokio::join!(Database::create(), Receiver::start());
+        let store = connect(database.url()).await;
+        Self {
+            database,
+            receiver,
+            store,
+        }
+    }
+
+    async fn subscribe(&self, consumer: &str, endpoint: &str) -> SubscriptionId {
+        let created = self
+            .store
+            .create_subscription(&NewSubscription {
+                consumer,
+                topic_pattern: TYPE,
+                endpoint,
+                secret: SECRET,
+                retry_policy: None,
+                max_inflight: 1,
+                consumer_max: 100,
+            })
+            .await
+            .expect("a new subscription");
+        SubscriptionId::parse(&created.id).expect("an id as the store makes them")
+    }
+
+    /// Stores `count` events with one delivery for each subscription, and tells nobody.
+    async fn publish(&self, count: usize, subscriptions: &[&SubscriptionId]) {
+        self.publish_keyed(&vec![None; count], subscriptions).await;
+    }
+
+    /// Stores one event for each of the keys; `payload.key` and `payload.n` tell them apart.
+    async fn publish_keyed(&self, keys: &[Option<&str>], subscriptions: &[&SubscriptionId]) {
+        let events: Vec<envelope::Envelope> = keys
+            .iter()
+            .enumerate()
+            .map(|(n, key)| {
+                let made = envelopes::envelope("live")
+                    .event_type(TYPE)
+                    .payload(json!({ "key": key, "n": n }));
+                let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+                let parsed = envelope::Envelope::parse(&made.json().to_string(), trace);
+                parsed.expect("a good envelope").0
+            })
+            .collect();
+        let ids: Vec<&str> = events.iter().map(|event| event.event_id.as_str()).collect();
+        let new: Vec<NewEvent<'_>> = events
+            .iter()
+            .map(|envelope| NewEvent {
+                envelope,
+                hops: 2,
+                publisher: "live",
+                request_id: "req_for_tests",
+            })
+            .collect();
+        let deliveries: Vec<NewDelivery<'_>> = events
+            .iter()
+            .zip(keys)
+            .flat_map(|(event, key)| {
+                subscriptions.iter().map(|id| NewDelivery {
+                    event_id: &event.event_id,
+                    subscription_id: id,
+                    ordering_key: *key,
+                })
+            })
+            .collect();
+        let mut group = self.store.open_group(&ids).await.expect("a group");
+        group.store(&new, &deliveries).await.expect("stored events");
+        group.commit().await.expect("a commit");
+    }
+
+    /// The deliveries of a subscription in position order.
+    async fn rows(&self, subscription: &SubscriptionId) -> Vec<Row> {
+        sqlx::query_as(
+            "SELECT status, attempt, last_status, last_error, lease_until IS NOT NULL AS leased, \
+                    next_attempt_at - now_ms() AS due_in_ms \
+             FROM deliveries WHERE subscription_id = $1 ORDER BY seq",
+        )
+        .bind(subscription.as_str())
+        .fetch_all(self.database.pool())
+        .await
+        .expect("the rows")
+    }
+
+    /// Waits until every delivery of the subscription has this status.
+    async fn all(&self, subscription: &SubscriptionId, status: &str) {
+        eventually(&format!("every delivery {status}"), SOON, async || {
+            let rows = self.rows(subscription).await;
+            let done = !rows.is_empty() && rows.iter().all(|row| row.status == status && !row.leased);
+            done.then_some(()).ok_or(format!("{rows:?}"))
+        })
+        .await;
+    }
+
+    async fn workers(&self) -> i64 {
+        sqlx::query_scalar("SELECT count(*) FROM workers WHERE alive_until > now_ms()")
+            .fetch_one(self.database.pool())
+            .await
+            .expect("the workers")
+    }
+}
+
+#[tokio::test]
+async fn a_delivery_carries_its_headers_and_both_signatures_of_a_rotation() {
+    let world = World::new().await;
+    let id = world.subscribe("chat", &world.receiver.url("/hook?x=1")).await;
+    let later = "whsec_for_tests_of_deliveries_only_0002";
+    world
+        .store
+        .rotate_secret("chat", &id, later, 3_600_000)
+        .await
+        .expect("a rotation");
+    let _process = Process::start(world.database.url(), settings()).await;
+    world.publish(1, &[&id]).await;
+    let call = &world.receiver.wait_calls(1, SOON).await[0];
+    call.assert_signed(SECRET);
+    call.assert_signed(later);
+    let header = |name: &str| call.header(name).unwrap_or_default().to_owned();
+    assert_eq!(header("user-agent"), "OpenVibe.Events/0.1");
+    assert_eq!(header("content-type"), "application/json");
+    assert_eq!(header("x-openvibe-event-id"), call.json()["event"]["event_id"]);
+    assert_eq!(header("x-openvibe-event-type"), TYPE);
+    assert_eq!(header("x-openvibe-subscription-id"), id.as_str());
+    assert_eq!(header("x-openvibe-delivery-attempt"), "1");
+    assert_eq!(header("x-openvibe-hops"), "2");
+    let trace = call.json()["event"]["trace_id"].as_str().expect("a trace").to_owned();
+    let parent = header("traceparent");
+    assert!(
+        parent.starts_with(&format!("00-{trace}-")) && parent.ends_with("-01"),
+        "{parent}"
+    );
+    world.all(&id, "delivered").await;
+}
+
+#[tokio::test]
+async fn a_redirect_is_a_failure_and_is_not_followed() {
+    let world = World::new().await;
+    let elsewhere = world.receiver.url("/elsewhere");
+    world
+        .receiver
+        .answer_with("/hook", move |_| Answer::status(307).header("Location", &elsewhere));
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let _process = Process::start(world.database.url(), settings()).await;
+    world.publish(1, &[&id]).await;
+    world.all(&id, "dead").await;
+    let row = &world.rows(&id).await[0];
+    assert_eq!(
+        (row.attempt, row.last_status, row.last_error.as_deref()),
+        (3, Some(307), Some("HTTP 307"))
+    );
+    let attempts: Vec<u32> = world.receiver.calls().iter().map(|call| call.attempt()).collect();
+    assert_eq!(attempts, [1, 2, 3], "every attempt is counted, and none went elsewhere");
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_no_longer_allowed_is_dead_at_once_and_not_called() {
+    let world = World::new().await;
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let mut strict = settings();
+    strict.hosts = HostRules::parse(&["*.openvibe.*".to_owned()]).expect("a good rule");
+    let _process = Process::start(world.database.url(), strict).await;
+    world.publish(1, &[&id]).await;
+    world.all(&id, "dead").await;
+    let row = &world.rows(&id).await[0];
+    assert_eq!((row.attempt, row.last_status), (1, None));
+    assert!(world.receiver.calls().is_empty());
+}
+
+#[tokio::test]
+async fn an_attempt_without_an_answer_fails_in_words_that_give_nothing_away() {
+    let world = World::new().await;
+    world.receiver.answer_with("/head", |_| Answer::trickle_head(200));
+    let slow = world.subscribe("chat", &world.receiver.url("/head")).await;
+    let gone = world.subscribe("chat", "http://127.0.0.1:9/x?token=hidden").await;
+    let mut hasty = settings();
+    hasty.timeout = Duration::from_millis(300);
+    let _process = Process::start(world.database.url(), hasty).await;
+    world.publish(1, &[&slow, &gone]).await;
+    world.all(&slow, "dead").await;
+    let row = &world.rows(&slow).await[0];
+    assert_eq!((row.attempt, row.last_error.as_deref()), (3, Some("timeout")));
+    world.all(&gone, "dead").await;
+    let error = world.rows(&gone).await[0].last_error.clone().expect("an error");
+    assert!(error.contains("refused") && !error.contains("hidden"), "{error}");
+}
+
+#[tokio::test]
+async fn a_body_is_not_waited_for_and_changes_nothing() {
+    let world = World::new().await;
+    world
+        .receiver
+        .answer_with("/slow", |_| Answer::trickle_body(200).body_of(60_000));
+    world
+        .receiver
+        .answer_with("/huge", |_| Answer::status(200).body_of(1_000_000));
+    let slow = world.subscribe("chat", &world.receiver.url("/slow")).await;
+    let huge = world.subscribe("chat", &world.receiver.url("/huge")).await;
+    let _process = Process::start(world.database.url(), settings()).await;
+    world.publish(3, &[&slow, &huge]).await;
+    world.all(&slow, "delivered").await;
+    world.all(&huge, "delivered").await;
+    assert_eq!(world.receiver.calls().len(), 6, "once each");
+}
+
+#[tokio::test]
+async fn one_delivery_of_a_subscription_is_in_flight_across_two_processes() {
+    let world = World::new().await;
+    world
+        .receiver
+        .answer_with("/hook", |_| Answer::status(204).after(Duration::from_millis(20)));
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let one = Process::start(world.database.url(), settings()).await;
+    let two = Process::start(world.database.url(), settings()).await;
+    for _ in 0..3 {
+        world.publish(8, &[&id]).await;
+        one.wake.subscriptions([id.clone()]);
+        two.wake.subscriptions([id.clone()]);
+    }
+    world.all(&id, "delivered").await;
+    assert_eq!(world.receiver.peak("/hook"), 1);
+    assert_eq!(world.receiver.calls().len(), 24, "none twice");
+}
+
+#[tokio::test]
+async fn order_per_key_holds_across_two_processes_and_through_failures() {
+    let world = World::new().await;
+    let payload = |call: &Call, member: &str| call.json()["event"]["payload"][member].clone();
+    // The first event of key "a" fails twice; the others of its key wait, those of other keys go on.
+    world.receiver.answer_with("/hook", move |call| {
+        let fails = payload(call, "key") == "a" && payload(call, "n") == 0 && call.attempt() < 3;
+        Answer::status(if fails { 500 } else { 204 }).after(Duration::from_millis(15))
+    });
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    sqlx::query("UPDATE subscriptions SET max_inflight = 3")
+        .execute(world.database.pool())
+        .await
+        .expect("a higher cap");
+    let mut slow_retries = settings();
+    slow_retries.retry.backoff_ms = vec![300];
+    let _one = Process::start(world.database.url(), slow_retries.clone()).await;
+    let two = Process::start(world.database.url(), slow_retries).await;
+    let keys: Vec<Option<&str>> = (0..24).map(|n| Some(["a", "b", "c", "d"][n % 4])).collect();
+    world.publish_keyed(&keys, &[&id]).await;
+    two.wake.subscriptions([id.clone()]);
+    world.all(&id, "delivered").await;
+
+    assert!(world.receiver.peak("/hook") <= 3, "the cap of the subscription");
+    for key in ["a", "b", "c", "d"] {
+        let calls = world.receiver.calls();
+        let of_key: Vec<_> = calls.iter().filter(|call| payload(call, "key") == key).collect();
+        let order: Vec<i64> = of_key.iter().filter_map(|call| payload(call, "n").as_i64()).collect();
+        assert!(
+            order.is_sorted() && order.len() == if key == "a" { 8 } else { 6 },
+            "{key}: {order:?}"
+        );
+        let gaps = of_key.windows(2).map(|pair| pair[1].arrived - pair[0].arrived);
+        assert!(gaps.min() >= Some(Duration::from_millis(15)), "two of {key} at a time");
+    }
+    let first_a = world.receiver.calls().iter().rposition(|call| payload(call, "n") == 0);
+    let last_b = world.receiver.calls().iter().rposition(|call| payload(call, "n") == 21);
+    assert!(last_b < first_a, "a failing key holds no other");
+}
+
+#[tokio::test]
+async fn the_slots_of_a_process_are_never_exceeded_and_none_stays_unused() {
+    let world = World::new().await;
+    let mut ids = Vec::new();
+    for n in 0..12 {
+        let path = format!("/{n}");
+        world
+            .receiver
+            .answer_with(&path, |_| Answer::status(204).after(Duration::from_millis(250)));
+        ids.push(
+            world
+                .subscribe(&format!("consumer{n}"), &world.receiver.url(&path))
+                .await,
+        );
+    }
+    let mut four = settings();
+    four.max_inflight = 4;
+    let process = Process::start(world.database.url(), four).await;
+    let all: Vec<&SubscriptionId> = ids.iter().collect();
+    world.publish(1, &all).await;
+    process.wake.subscriptions(ids.iter().cloned());
+    world.receiver.wait_calls(12, SOON).await;
+    assert_eq!(world.receiver.peak_total(), 4);
+}
+
+#[tokio::test]
+async fn a_consumer_that_hangs_holds_half_of_the_slots_at_most() {
+    let world = World::new().await;
+    let mut stuck = Vec::new();
+    for n in 0..4 {
+        let path = format!("/stuck{n}");
+        world.receiver.answer_with(&path, |_| Answer::hang(204));
+        stuck.push(world.subscribe("stuck", &world.receiver.url(&path)).await);
+    }
+    let fine = world.subscribe("fine", &world.receiver.url("/fine")).await;
+    let mut four = settings();
+    four.max_inflight = 4;
+    let process = Process::start(world.database.url(), four).await;
+    let every: Vec<&SubscriptionId> = stuck.iter().chain([&fine]).collect();
+    world.publish(5, &every).await;
+    process.wake.everything();
+    world.all(&fine, "delivered").await;
+    let held = world
+        .receiver
+        .calls()
+        .iter()
+        .filter(|call| call.path().starts_with("/stuck"))
+        .count();
+    assert_eq!(held, 2);
+    let state = process.vitals.read();
+    assert_eq!((state.inflight, state.busy_subscriptions), (2, 2));
+    world.receiver.release();
+}
+
+#[tokio::test]
+async fn a_retry_and_a_wake_up_do_not_wait_for_the_poll() {
+    let world = World::new().await;
+    world.receiver.script("/hook", [500, 500, 204]);
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let mut patient = settings();
+    patient.poll_interval = Duration::from_secs(60);
+    let process = Process::start(world.database.url(), patient).await;
+    world.publish(1, &[&id]).await;
+    process.wake.subscriptions([id.clone()]);
+    let calls = world.receiver.wait_calls(3, Duration::from_secs(5)).await;
+    let waits: Vec<Duration> = calls.windows(2).map(|pair| pair[1].arrived - pair[0].arrived).collect();
+    assert!(waits.iter().all(|wait| *wait >= Duration::from_millis(50)), "{waits:?}");
+    world.all(&id, "delivered").await;
+}
+
+#[tokio::test]
+async fn a_crashed_owners_work_moves_on_within_five_seconds_and_not_while_it_may_live() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |call| match call.number {
+        1 => Answer::hang(204),
+        _ => Answer::status(204),
+    });
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let mut first = Process::start(world.database.url(), settings()).await;
+    world.publish(1, &[&id]).await;
+    world.receiver.wait_calls(1, SOON).await;
+    let _second = Process::start(world.database.url(), settings()).await;
+    stays(
+        "a living owner keeps its claim",
+        Duration::from_millis(5500),
+        async || world.receiver.calls().len() == 1,
+    )
+    .await;
+    first.crash();
+    let crashed = Instant::now();
+    let calls = world.receiver.wait_calls(2, SOON).await;
+    let after = calls[1].arrived - crashed;
+    assert!(
+        after >= Duration::from_millis(2500) && after <= Duration::from_secs(5),
+        "{after:?}"
+    );
+    assert_eq!(calls[1].attempt(), 2, "the attempt may have arrived, so it counts");
+    world.all(&id, "delivered").await;
+}
+
+#[tokio::test]
+async fn a_late_result_of_a_lost_claim_changes_nothing() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |call| match call.number {
+        1 => Answer::hang(500),
+        _ => Answer::status(204),
+    });
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let mut once = settings();
+    once.retry.max_attempts = 2;
+    let process = Process::start(world.database.url(), once).await;
+    world.publish(1, &[&id]).await;
+    world.receiver.wait_calls(1, SOON).await;
+    sqlx::query("UPDATE deliveries SET lease_until = now_ms() - 1")
+        .execute(world.database.pool())
+        .await
+        .expect("an ended lease");
+    world.all(&id, "delivered").await;
+    let before = world.rows(&id).await;
+    world.receiver.release();
+    eventually("the late answer is taken in", SOON, async || {
+        process.vitals.read().inflight == 0
+    })
+    .await;
+    assert_eq!(world.rows(&id).await, before);
+}
+
+#[tokio::test]
+async fn a_stop_lets_a_running_attempt_finish_and_leaves_no_owner() {
+    let world = World::new().await;
+    world
+        .receiver
+        .answer_with("/hook", |_| Answer::status(204).after(Duration::from_millis(700)));
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let process = Process::start(world.database.url(), settings()).await;
+    world.publish(2, &[&id]).await;
+    world.receiver.wait_calls(1, SOON).await;
+    let took = process.stop().await;
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    let rows = world.rows(&id).await;
+    assert_eq!((rows[0].status.as_str(), rows[0].attempt), ("delivered", 1));
+    assert_eq!(
+        (rows[1].status.as_str(), rows[1].attempt, rows[1].leased),
+        ("pending", 0, false)
+    );
+    assert_eq!(world.workers().await, 0, "others need not wait for it");
+}
+
+#[tokio::test]
+async fn a_stop_hands_an_endless_attempt_back_counted_and_due() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |_| Answer::hang(204));
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let process = Process::start(world.database.url(), settings()).await;
+    world.publish(1, &[&id]).await;
+    world.receiver.wait_calls(1, SOON).await;
+    let took = process.stop().await;
+    assert!(took >= Duration::from_secs(8), "it had its time: {took:?}");
+    let row = &world.rows(&id).await[0];
+    assert_eq!((row.status.as_str(), row.attempt, row.leased), ("failed", 1, false));
+    assert!(row.due_in_ms <= Some(0), "due now: {row:?}");
+}
+
+#[tokio::test]
+async fn a_stop_hands_back_what_was_claimed_but_not_sent_without_counting_it() {
+    let world = World::new().await;
+    let proxy = Proxy::start(&world.database.server()).await;
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let mut patient = settings();
+    patient.poll_interval = Duration::from_secs(60);
+    let process = Process::start(&world.database.url_through(proxy.address()), patient).await;
+    world.publish(1, &[&id]).await;
+    // The commit of the claim is seen here well before the worker hears of it.
+    proxy.delay(Duration::from_millis(200));
+    process.wake.subscriptions([id.clone()]);
+    eventually("the claim", SOON, async || world.rows(&id).await[0].leased).await;
+    process.stop.cancel();
+    proxy.restore();
+    process.stop().await;
+    let row = &world.rows(&id).await[0];
+    assert_eq!((row.status.as_str(), row.attempt, row.leased), ("pending", 0, false));
+    assert!(world.receiver.calls().is_empty());
+}
+
+/// Cuts the database while an attempt runs, has the receiver answer, and restores it after `outage`.
+async fn result_survives(outage: Duration) {
+    let world = World::new().await;
+    let proxy = Proxy::start(&world.database.server()).await;
+    world.receiver.answer_with("/hook", |_| Answer::hang(204));
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let process = Process::start(&world.database.url_through(proxy.address()), settings()).await;
+    world.publish(1, &[&id]).await;
+    world.receiver.wait_calls(1, SOON).await;
+    proxy.cut();
+    world.receiver.release();
+    stays("the claim is kept", outage, async || world.rows(&id).await[0].leased).await;
+    proxy.restore();
+    world.all(&id, "delivered").await;
+    assert_eq!(world.rows(&id).await[0].attempt, 1);
+    assert_eq!(world.receiver.calls().len(), 1, "the receiver had it once");
+    eventually("it works again", SOON, async || process.vitals.read().running).await;
+    world.receiver.answer_with("/hook", |_| Answer::status(204));
+    world.publish(1, &[&id]).await;
+    world.all(&id, "delivered").await;
+}
+
+#[tokio::test]
+async fn a_result_is_recorded_after_a_short_outage_of_the_database() {
+    result_survives(Duration::from_millis(800)).await;
+}
+
+#[tokio::test]
+async fn a_result_is_recorded_after_an_outage_that_ended_its_owner() {
+    result_survives(Duration::from_secs(5)).await;
+}
+
+#[tokio::test]
+async fn an_owner_without_a_database_ends_its_attempts_and_begins_anew() {
+    let world = World::new().await;
+    let proxy = Proxy::start(&world.database.server()).await;
+    world.receiver.answer_with("/hook", |call| match call.number {
+        1 => Answer::hang(204),
+        _ => Answer::status(204),
+    });
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let process = Process::start(&world.database.url_through(proxy.address()), settings()).await;
+    world.publish(1, &[&id]).await;
+    world.receiver.wait_calls(1, SOON).await;
+    proxy.stall();
+    let stalled = Instant::now();
+    eventually("the attempt is cut", SOON, async || {
+        world.receiver.abandoned("/hook") == 1
+    })
+    .await;
+    let cut = stalled.elapsed();
+    assert!(
+        cut >= Duration::from_secs(2) && cut < Duration::from_secs(4),
+        "before others may judge: {cut:?}"
+    );
+    assert!(!process.vitals.read().running);
+    proxy.restore();
+    world.all(&id, "delivered").await;
+    assert_eq!(world.rows(&id).await[0].attempt, 2);
+}
+
+#[tokio::test]
+async fn an_enabled_subscription_is_served_though_nobody_rings() {
+    let world = World::new().await;
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let enable = async |enabled: i32| {
+        sqlx::query("UPDATE subscriptions SET enabled = $1")
+            .bind(enabled)
+            .execute(world.database.pool())
+            .await
+            .expect("a switch");
+    };
+    let mut patient = settings();
+    patient.poll_interval = Duration::from_secs(60);
+    let _process = Process::start(world.database.url(), patient).await;
+    enable(0).await;
+    world.publish(1, &[&id]).await;
+    stays("nothing is sent", Duration::from_millis(1500), async || {
+        world.receiver.calls().is_empty()
+    })
+    .await;
+    enable(1).await;
+    world.receiver.wait_calls(1, Duration::from_secs(4)).await;
+}
+
+#[tokio::test]
+async fn an_owner_that_was_dead_once_judges_nobody_and_begins_anew() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |_| Answer::hang(204));
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let process = Process::start(world.database.url(), settings()).await;
+    world.publish(1, &[&id]).await;
+    world.receiver.wait_calls(1, SOON).await;
+    let owner: String = sqlx::query_scalar("SELECT lease_owner FROM deliveries")
+        .fetch_one(world.database.pool())
+        .await
+        .expect("an owner");
+    let mut late = world.store.heartbeat().await.expect("a connection");
+    late.renew("judge").await.expect("a renewal").expect("a living owner");
+    assert!(
+        world
+            .store
+            .release_lost(Some("judge"))
+            .await
+            .expect("a pass")
+            .is_empty(),
+        "its owner lives"
+    );
+
+    // As if every renewal had been held up for longer than a life.
+    sqlx::query("UPDATE workers SET alive_until = now_ms() - 1")
+        .execute(world.database.pool())
+        .await
+        .expect("dead owners");
+    assert_eq!(late.renew("judge").await.expect("an answer"), None, "too late");
+    assert!(
+        world
+            .store
+            .release_lost(Some("judge"))
+            .await
+            .expect("a pass")
+            .is_empty(),
+        "the dead judge nobody"
+    );
+    eventually("the worker has a new name", SOON, async || {
+        let living: Vec<String> = sqlx::query_scalar("SELECT owner FROM workers WHERE alive_until > now_ms()")
+            .fetch_all(world.database.pool())
+            .await
+            .expect("the workers");
+        living.iter().any(|other| *other != owner) && process.vitals.read().running
+    })
+    .await;
+    world.receiver.answer_with("/hook", |_| Answer::status(204));
+    world.all(&id, "delivered").await;
+}
