@@ -109,7 +109,7 @@ async fn an_expired_lease_keeps_the_order_of_its_key() {
         .await
         .expect("a group");
     let lost = claim_with(store, "gone", 0, &[candidate(&id)]).await;
-    assert_eq!(store.release_lost(false).await.expect("a release"), [id.clone()]);
+    assert_eq!(store.release_lost(None).await.expect("a release"), [id.clone()]);
     let pass = claim(store, "w", &[&id]).await;
     assert_eq!(positions(&pass), [at[0]]);
     assert_eq!(
@@ -243,6 +243,43 @@ async fn a_replay_while_a_new_event_of_its_key_is_stored_leaves_one_mark() {
     );
 }
 
+#[tokio::test]
+async fn a_settle_and_a_publish_take_the_rows_of_several_keys_in_one_order() {
+    let fixture = Fixture::new().await;
+    let (store, id) = (&fixture.store, fixture.subscription(64).await);
+    let events = events_of("live.a.b", 2);
+    let keyed = [(&events[0], Some("a")), (&events[1], Some("b"))];
+    let at = put_keyed(store, Some(&id), &keyed).await.expect("a group");
+    let pass = claim(store, "w", &[&id]).await;
+    let backwards: Vec<Settlement> = pass.claimed.iter().rev().map(|one| ending(one, delivered())).collect();
+    let mut holder = fixture.pool().begin().await.expect("a transaction");
+    sqlx::query("SELECT FROM deliveries WHERE seq = $1 FOR UPDATE")
+        .bind(at[0])
+        .execute(&mut *holder)
+        .await
+        .expect("the first row");
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let settle = tokio::spawn({
+        let store = Arc::clone(store);
+        async move { store.settle("w", &backwards).await }
+    });
+    eventually("the settle waits", SOON, async || fixture.number(waits).await == 1).await;
+    let publish = tokio::spawn({
+        let (store, id) = (fixture.another().await, id.clone());
+        async move {
+            let events = events_of("live.a.b", 2);
+            let keyed = [(&events[0], Some("b")), (&events[1], Some("a"))];
+            put_keyed(&store, Some(&id), &keyed).await
+        }
+    });
+    eventually("both wait", SOON, async || fixture.number(waits).await == 2).await;
+    holder.rollback().await.expect("an end");
+    settle.await.expect("a task").expect("a settle without a deadlock");
+    publish.await.expect("a task").expect("a publish without a deadlock");
+    assert_eq!(heads(fixture.pool(), &id).await.len(), 2);
+    assert!(broken_keys(fixture.pool()).await.is_empty());
+}
+
 /// What a storm is made of.
 #[derive(Clone)]
 struct Storm {
@@ -290,6 +327,10 @@ impl Storm {
     async fn work(self, process: usize, ends: tokio::sync::mpsc::UnboundedSender<Claimed>) {
         let (store, owner) = (&self.stores[process], format!("w{process}"));
         while self.rages() {
+            if rand::random_range(0..10) == 0 {
+                claim_with(store, &owner, 0, &[candidate(&self.id)]).await;
+                store.release_lost(None).await.expect("a release");
+            }
             let pass = claim(store, &owner, &[&self.id]).await;
             let mut endings: Vec<Settlement> = Vec::new();
             for claimed in pass.claimed {

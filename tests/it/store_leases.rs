@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use openvibe_events::{
     domain::ids::SubscriptionId,
-    store::{Outcome, ReplaySelection, Settlement, SharedStore},
+    store::{Heartbeat, Outcome, ReplaySelection, Settlement, SharedStore},
 };
 
 use crate::store_fixture::{
@@ -48,49 +48,78 @@ async fn a_lease_that_ran_out_is_released_and_its_attempt_counts() {
         claim(&store, "w", &[&id]).await.claimed.is_empty(),
         "until it is released it counts for the cap"
     );
-    assert_eq!(store.release_lost(false).await.expect("a release"), [id.clone()]);
+    assert_eq!(store.release_lost(None).await.expect("a release"), [id.clone()]);
     let pass = claim(&store, "w", &[&id]).await;
     assert_eq!(pass.claimed[0].attempt, 2);
     assert_counts(&store, fixture.pool()).await;
+}
+
+/// The heartbeat of an owner that has just renewed.
+async fn alive(store: &SharedStore, owner: &str) -> Heartbeat {
+    let mut heartbeat = store.heartbeat().await.expect("a heartbeat");
+    heartbeat
+        .renew(owner)
+        .await
+        .expect("a renewal")
+        .expect("an owner that lives");
+    heartbeat
 }
 
 #[tokio::test]
 async fn a_lease_in_its_time_whose_owner_lives_stays() {
     let fixture = Fixture::new().await;
     let (store, id, _) = one_row(&fixture).await;
-    let mut heartbeat = store.heartbeat().await.expect("a heartbeat");
-    heartbeat.renew("w").await.expect("a renewal");
+    let (_worker, _judge) = (alive(&store, "w").await, alive(&store, "judge").await);
     let pass = claim(&store, "w", &[&id]).await;
-    for judge_owners in [false, true] {
-        assert!(store.release_lost(judge_owners).await.expect("a release").is_empty());
+    for judge in [None, Some("judge"), Some("w")] {
+        assert!(store.release_lost(judge).await.expect("a release").is_empty());
     }
     settle_all(&store, "w", &pass, &delivered()).await;
 }
 
 #[tokio::test]
-async fn a_dead_owners_lease_is_released_by_those_who_may_judge() {
+async fn a_dead_owners_lease_is_released_by_a_judge_that_lives_itself() {
     let fixture = Fixture::new().await;
     let (store, id, _) = one_row(&fixture).await;
-    let mut heartbeat = store.heartbeat().await.expect("a heartbeat");
-    heartbeat.renew("w").await.expect("a renewal");
+    let _worker = alive(&store, "w").await;
     claim(&store, "w", &[&id]).await;
     fixture.sql("UPDATE workers SET alive_until = now_ms() - 1").await;
-    assert!(
-        store.release_lost(false).await.expect("a release").is_empty(),
-        "who may not judge looks at times only"
+    for judge in [None, Some("w"), Some("nobody")] {
+        assert!(
+            store.release_lost(judge).await.expect("a release").is_empty(),
+            "{judge:?} may not judge"
+        );
+    }
+    let _judge = alive(&store, "judge").await;
+    assert_eq!(
+        store.release_lost(Some("judge")).await.expect("a release"),
+        [id.clone()]
     );
-    assert_eq!(store.release_lost(true).await.expect("a release"), [id.clone()]);
+}
+
+#[tokio::test]
+async fn an_owner_that_was_dead_once_stays_dead() {
+    let fixture = Fixture::new().await;
+    let mut heartbeat = alive(&fixture.store, "w").await;
+    fixture.sql("UPDATE workers SET alive_until = now_ms() - 1").await;
+    for _ in 0..2 {
+        assert_eq!(heartbeat.renew("w").await.expect("an answer"), None);
+    }
+    let living = "SELECT count(*) FROM workers WHERE alive_until > now_ms()";
+    assert_eq!(fixture.number(living).await, 0);
 }
 
 #[tokio::test]
 async fn an_owner_that_says_goodbye_is_not_waited_for() {
     let fixture = Fixture::new().await;
     let (store, id, _) = one_row(&fixture).await;
-    let mut heartbeat = store.heartbeat().await.expect("a heartbeat");
-    heartbeat.renew("w").await.expect("a renewal");
+    let (worker, _judge) = (alive(&store, "w").await, alive(&store, "judge").await);
     claim(&store, "w", &[&id]).await;
-    heartbeat.end("w").await.expect("a goodbye");
-    assert_eq!(store.release_lost(true).await.expect("a release"), [id.clone()]);
+    worker.end("w").await.expect("a goodbye");
+    assert_eq!(
+        store.release_lost(Some("judge")).await.expect("a release"),
+        [id.clone()]
+    );
 }
 
 #[tokio::test]
@@ -101,6 +130,7 @@ async fn a_renewal_gives_four_seconds_tells_the_version_and_removes_who_died_a_m
         .await;
     let mut heartbeat = fixture.store.heartbeat().await.expect("a heartbeat");
     let version = heartbeat.renew("w").await.expect("a renewal");
+    let version = version.expect("an owner that lives");
     assert_eq!(version, fixture.number("SELECT version FROM store_counter").await);
     let owners: Vec<String> = sqlx::query_scalar("SELECT owner FROM workers ORDER BY owner")
         .fetch_all(fixture.pool())
@@ -118,7 +148,7 @@ async fn a_result_of_a_lost_claim_changes_nothing_and_is_named() {
     let fixture = Fixture::new().await;
     let (store, id, at) = one_row(&fixture).await;
     let slow = claim_with(&store, "slow", 0, &[candidate(&id)]).await;
-    store.release_lost(false).await.expect("a release");
+    store.release_lost(None).await.expect("a release");
     let late = |outcome| ending(&slow.claimed[0], outcome);
     let before = row(&fixture, at).await;
     for outcome in [delivered(), dead(), retry(0), Outcome::Unsent] {
@@ -172,7 +202,7 @@ async fn a_lost_claim_does_not_hold_back_the_results_beside_it() {
             pass.claimed[0].position
         ))
         .await;
-    store.release_lost(false).await.expect("a release");
+    store.release_lost(None).await.expect("a release");
     let endings: Vec<Settlement> = pass
         .claimed
         .iter()
@@ -235,7 +265,7 @@ async fn a_row_replayed_while_it_runs_starts_anew_when_its_owner_dies() {
     settle_all(&store, "w", &claim(&store, "w", &[&id]).await, &retry(0)).await;
     claim_with(&store, "gone", 0, &[candidate(&id)]).await;
     replay_everything(&store, &id).await;
-    store.release_lost(false).await.expect("a release");
+    store.release_lost(None).await.expect("a release");
     let (status, attempt, ..) = row(&fixture, at).await;
     assert_eq!((status.as_str(), attempt), ("pending", 0));
     assert_counts(&store, fixture.pool()).await;
@@ -288,7 +318,7 @@ async fn kept_counts_are_what_counting_gives_after_two_processes_did_everything_
                 let pass = claim_with(&store, &owner, lease_ms, &[candidate(&id)]).await;
                 let outcome = [delivered(), dead(), retry(0), Outcome::Unsent][round % 4].clone();
                 let endings: Vec<Settlement> = pass.claimed.iter().map(|one| ending(one, outcome.clone())).collect();
-                store.release_lost(false).await.expect("a release");
+                store.release_lost(None).await.expect("a release");
                 if round % 7 == 0 {
                     replay_everything(&store, &id).await;
                 }

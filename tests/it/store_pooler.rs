@@ -248,7 +248,11 @@ async fn everything(store: &SharedStore, name: &str) {
         .expect("a subscription");
 
     let mut heartbeat = store.heartbeat().await.expect("a heartbeat");
-    let version = heartbeat.renew(name).await.expect("a renewal");
+    let version = heartbeat
+        .renew(name)
+        .await
+        .expect("a renewal")
+        .expect("an owner that lives");
     store.refresh_view(version).await.expect("a view");
 
     let events = events_of("live.a.b", 6);
@@ -275,7 +279,7 @@ async fn everything(store: &SharedStore, name: &str) {
     let pass = claim(store, name, &[&id]).await;
     assert!(!pass.claimed.is_empty());
     settle_all(store, name, &pass, &dead()).await;
-    store.release_lost(false).await.expect("a release");
+    store.release_lost(None).await.expect("a release");
     let selection = ReplaySelection::Events(vec![events[0].event_id.to_string()]);
     let replayed = store
         .replay(&id, &selection)
