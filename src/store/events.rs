@@ -221,7 +221,8 @@ impl Store {
         Ok(shape)
     }
 
-    /// Reads one exact type by its index: as many rows as wanted, however rare the type is.
+    /// Reads one exact type by its index: as many rows as wanted, however rare the type is. The type is compared as a
+    /// range, since an equality lets the planner walk the whole log in position order and filter.
     async fn page_of_type(
         &self,
         reader: &mut PgConnection,
@@ -240,8 +241,9 @@ impl Store {
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
             ), hits AS MATERIALIZED (
                 SELECT seq, size_bytes FROM events
-                WHERE event_type = $3 AND seq > (SELECT seq FROM start) AND env = 'production' AND project_id IS NULL
-                ORDER BY seq
+                WHERE (event_type, seq) > ($3, (SELECT seq FROM start)) AND event_type <= $3
+                  AND env = 'production' AND project_id IS NULL
+                ORDER BY event_type, seq
                 LIMIT $4
             ), kept AS MATERIALIZED (
                 SELECT seq FROM (SELECT seq, sum(size_bytes) OVER (ORDER BY seq) - size_bytes AS before FROM hits) h

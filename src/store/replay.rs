@@ -1,6 +1,7 @@
 //! Sending again: an operator puts deliveries back into the queue, or makes them for events from before.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 
 use sqlx::PgConnection;
 
@@ -15,6 +16,8 @@ use super::{DeliveryCounts, Store, StoreError};
 const SCAN_ROWS_MAX: i64 = 20_000;
 /// Deliveries that one replay queues.
 const QUEUED_MAX: i64 = 10_000;
+/// How often a replay begins anew because marks of its keys moved while it waited for them.
+const ROUNDS_MAX: u32 = 50;
 
 /// Which events to send again.
 #[derive(Debug, Clone)]
@@ -44,6 +47,21 @@ impl Store {
         subscription_id: &SubscriptionId,
         selection: &ReplaySelection,
     ) -> Result<Option<Replayed>, StoreError> {
+        for _ in 0..ROUNDS_MAX {
+            if let ControlFlow::Break(replayed) = self.try_replay(subscription_id, selection).await? {
+                return Ok(replayed);
+            }
+        }
+        let moving = "the marks of the replayed keys keep moving".to_owned();
+        Err(StoreError::Unavailable(sqlx::Error::Protocol(moving)))
+    }
+
+    /// One round of a replay, in one transaction; it leaves nothing behind when another round is needed.
+    async fn try_replay(
+        &self,
+        subscription_id: &SubscriptionId,
+        selection: &ReplaySelection,
+    ) -> Result<ControlFlow<Option<Replayed>>, StoreError> {
         let mut transaction = self.begin().await?;
         let id = subscription_id.as_str();
         let Some(pattern) = sqlx::query_scalar!(
@@ -53,7 +71,7 @@ impl Store {
         .fetch_optional(self.run(&mut transaction))
         .await?
         else {
-            return Ok(None);
+            return Ok(ControlFlow::Break(None));
         };
         let pattern = TopicPattern::parse(&pattern).ok_or(StoreError::Corrupt { what: "topic pattern" })?;
         let (positions, next) = match selection {
@@ -99,9 +117,102 @@ impl Store {
                 (positions, next)
             }
         };
+        if !self.lock_keys(&mut transaction, id, &positions).await? {
+            return Ok(ControlFlow::Continue(()));
+        }
         let queued = self.requeue(&mut transaction, id, &positions).await?;
         transaction.commit().await?;
-        Ok(Some(Replayed { queued, next }))
+        Ok(ControlFlow::Break(Some(Replayed { queued, next })))
+    }
+
+    /// Takes the right to move the marks of every key among these rows; `false` when it has to be tried anew.
+    ///
+    /// Whoever moves the mark of a key holds the marked row. A key that is finished has none: there, a new event or
+    /// another replay could set a mark at the same time, and the counter row keeps both away. Marked rows are locked
+    /// in position order, as a settle locks its rows. A mark that moved while this waited is locked without waiting:
+    /// its holder may be waiting for a row that is held here.
+    async fn lock_keys(
+        &self,
+        transaction: &mut PgConnection,
+        subscription_id: &str,
+        positions: &[i64],
+    ) -> Result<bool, StoreError> {
+        let keyed = sqlx::query_scalar!(
+            r#"
+            SELECT EXISTS (
+                SELECT FROM deliveries WHERE subscription_id = $1 AND seq = ANY($2) AND ordering_key IS NOT NULL
+            ) AS "keyed!"
+            "#,
+            subscription_id,
+            positions,
+        )
+        .fetch_one(self.run(transaction))
+        .await?;
+        if !keyed {
+            return Ok(true);
+        }
+        sqlx::query!("SELECT version FROM store_counter WHERE name = 'events' FOR UPDATE")
+            .fetch_one(self.run(transaction))
+            .await?;
+        let locked = sqlx::query_scalar!(
+            r#"
+            WITH mine AS (
+                SELECT seq, ordering_key FROM deliveries WHERE subscription_id = $1 AND seq = ANY($2)
+            ), wanted AS (
+                SELECT seq FROM mine WHERE ordering_key IS NULL
+                UNION ALL
+                SELECT marked.seq
+                FROM (SELECT DISTINCT ordering_key FROM mine WHERE ordering_key IS NOT NULL) k
+                CROSS JOIN LATERAL (
+                    SELECT m.seq FROM deliveries m
+                    WHERE m.subscription_id = $1 AND m.ordering_key = k.ordering_key
+                      AND m.status IN ('pending', 'failed') AND m.head
+                    ORDER BY m.seq LIMIT 1
+                ) marked
+            )
+            SELECT d.seq
+            FROM deliveries d
+            JOIN wanted w ON w.seq = d.seq
+            WHERE d.subscription_id = $1
+            ORDER BY d.seq
+            FOR UPDATE OF d
+            "#,
+            subscription_id,
+            positions,
+        )
+        .fetch_all(self.run(transaction))
+        .await?;
+        let moved = sqlx::query!(
+            r#"
+            WITH marked AS MATERIALIZED (
+                SELECT marked.seq
+                FROM (
+                    SELECT DISTINCT ordering_key FROM deliveries
+                    WHERE subscription_id = $1 AND seq = ANY($2) AND ordering_key IS NOT NULL
+                ) k
+                CROSS JOIN LATERAL (
+                    SELECT m.seq FROM deliveries m
+                    WHERE m.subscription_id = $1 AND m.ordering_key = k.ordering_key
+                      AND m.status IN ('pending', 'failed') AND m.head
+                    ORDER BY m.seq LIMIT 1
+                ) marked
+                WHERE marked.seq <> ALL($3)
+            ), locked AS MATERIALIZED (
+                SELECT d.seq
+                FROM deliveries d
+                JOIN marked m ON m.seq = d.seq
+                WHERE d.subscription_id = $1 AND d.head AND d.status IN ('pending', 'failed')
+                FOR UPDATE OF d SKIP LOCKED
+            )
+            SELECT (SELECT count(*) FROM marked) AS "marks!", (SELECT count(*) FROM locked) AS "locked!"
+            "#,
+            subscription_id,
+            positions,
+            &locked,
+        )
+        .fetch_one(self.run(transaction))
+        .await?;
+        Ok(moved.marks == moved.locked)
     }
 
     /// Resets or makes the deliveries of these positions and moves the marks of their keys.
@@ -111,7 +222,7 @@ impl Store {
         subscription_id: &str,
         positions: &[i64],
     ) -> Result<i64, StoreError> {
-        // The rows and the heads of their keys, locked in position order as every other writer does.
+        // The rows, and the rows that carry the marks of their keys.
         let locked = sqlx::query!(
             r#"
             WITH mine AS (
@@ -122,7 +233,7 @@ impl Store {
                 CROSS JOIN LATERAL (
                     SELECT f.seq FROM deliveries f
                     WHERE f.subscription_id = $1 AND f.ordering_key = k.ordering_key
-                      AND f.status IN ('pending', 'failed')
+                      AND f.status IN ('pending', 'failed') AND f.head
                     ORDER BY f.seq LIMIT 1
                 ) first
             )
