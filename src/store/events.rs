@@ -96,7 +96,7 @@ impl Store {
             SELECT epoch.value AS "epoch!",
                    greatest((SELECT max(seq) FROM events), floor.value) AS "head!",
                    floor.value AS "floor!"
-            FROM store_epoch epoch, sequences floor
+            FROM store_epoch epoch, store_floor floor
             WHERE epoch.name = 'events' AND floor.name = 'events'
             "#
         )
@@ -182,7 +182,7 @@ impl Store {
             WITH bounds AS MATERIALIZED (
                 SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
                        floor.value AS floor
-                FROM store_epoch epoch, sequences floor
+                FROM store_epoch epoch, store_floor floor
                 WHERE epoch.name = 'events' AND floor.name = 'events'
             ), start AS MATERIALIZED (
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
@@ -235,7 +235,7 @@ impl Store {
             WITH bounds AS MATERIALIZED (
                 SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
                        floor.value AS floor
-                FROM store_epoch epoch, sequences floor
+                FROM store_epoch epoch, store_floor floor
                 WHERE epoch.name = 'events' AND floor.name = 'events'
             ), start AS MATERIALIZED (
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds

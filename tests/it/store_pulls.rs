@@ -215,7 +215,8 @@ async fn what_was_removed_raises_the_floor_and_never_lowers_the_head() {
     let at_ = put(&fixture.store, None, &events_of("live.a.b", 4), None)
         .await
         .expect("a group");
-    let remove = |up_to: i64| format!("DELETE FROM events WHERE seq <= {up_to}; UPDATE sequences SET value = {up_to}");
+    let remove =
+        |up_to: i64| format!("DELETE FROM events WHERE seq <= {up_to}; UPDATE store_floor SET value = {up_to}");
     fixture.sql(&remove(at_[1])).await;
     for (topic, after) in [
         ("live.a.b", None),
