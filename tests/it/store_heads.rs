@@ -109,7 +109,10 @@ async fn an_expired_lease_keeps_the_order_of_its_key() {
         .await
         .expect("a group");
     let lost = claim_with(store, "gone", 0, &[candidate(&id)]).await;
-    assert_eq!(store.release_lost(None).await.expect("a release"), [id.clone()]);
+    assert_eq!(
+        store.release_lost(None).await.expect("a release"),
+        std::slice::from_ref(&id)
+    );
     let pass = claim(store, "w", &[&id]).await;
     assert_eq!(positions(&pass), [at[0]]);
     assert_eq!(
