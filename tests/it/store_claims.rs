@@ -155,7 +155,10 @@ async fn a_waiting_retry_is_not_due() {
     put(store, Some(&id), &events_of("live.a.b", 1), None)
         .await
         .expect("a group");
-    assert_eq!(store.due(&[candidate(&id)]).await.expect("what is due"), [id.clone()]);
+    assert_eq!(
+        store.due(&[candidate(&id)]).await.expect("what is due"),
+        std::slice::from_ref(&id)
+    );
     settle_all(store, "w", &claim(store, "w", &[&id]).await, &retry(60_000)).await;
     assert!(store.due(&[candidate(&id)]).await.expect("what is due").is_empty());
     assert!(claim(store, "w", &[&id]).await.claimed.is_empty());

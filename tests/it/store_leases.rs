@@ -48,7 +48,10 @@ async fn a_lease_that_ran_out_is_released_and_its_attempt_counts() {
         claim(&store, "w", &[&id]).await.claimed.is_empty(),
         "until it is released it counts for the cap"
     );
-    assert_eq!(store.release_lost(None).await.expect("a release"), [id.clone()]);
+    assert_eq!(
+        store.release_lost(None).await.expect("a release"),
+        std::slice::from_ref(&id)
+    );
     let pass = claim(&store, "w", &[&id]).await;
     assert_eq!(pass.claimed[0].attempt, 2);
     assert_counts(&store, fixture.pool()).await;
@@ -93,7 +96,7 @@ async fn a_dead_owners_lease_is_released_by_a_judge_that_lives_itself() {
     let _judge = alive(&store, "judge").await;
     assert_eq!(
         store.release_lost(Some("judge")).await.expect("a release"),
-        [id.clone()]
+        std::slice::from_ref(&id)
     );
 }
 
@@ -118,7 +121,7 @@ async fn an_owner_that_says_goodbye_is_not_waited_for() {
     worker.end("w").await.expect("a goodbye");
     assert_eq!(
         store.release_lost(Some("judge")).await.expect("a release"),
-        [id.clone()]
+        std::slice::from_ref(&id)
     );
 }
 
