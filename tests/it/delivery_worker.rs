@@ -30,6 +30,7 @@ const TYPE: &str = "live.stream.started";
 fn settings() -> DeliverySettings {
     DeliverySettings {
         max_inflight: 64,
+        inflight_default: 1,
         retry: Schedule {
             max_attempts: 3,
             backoff_ms: vec![50],
@@ -147,7 +148,7 @@ impl World {
                 endpoint,
                 secret: SECRET,
                 retry_policy: None,
-                max_inflight: 1,
+                max_inflight: None,
                 consumer_max: 100,
             })
             .await

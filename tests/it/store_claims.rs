@@ -29,7 +29,7 @@ const RELEASE: &str = "WITH lost AS (";
 /// What `CLAIM` takes for one subscription.
 fn claim_literals(id: &SubscriptionId) -> String {
     format!(
-        "ARRAY['{id}'], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[100]::bigint[], ARRAY['{id}'], 100, 'w', 1000"
+        "ARRAY['{id}'], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[100]::bigint[], ARRAY['{id}'], 100, 'w', 1000, 1"
     )
 }
 
@@ -211,6 +211,7 @@ async fn the_room_of_a_process_is_shared_between_consumers() {
         owner: "w",
         lease_ms: LEASE_MS,
         room: 6,
+        inflight_default: 1,
     };
     let pass = store
         .claim(&wanted, &[candidate(&busy), candidate(&quiet)])
@@ -338,7 +339,7 @@ async fn a_disabled_subscription_waits_for_no_claim_and_a_claim_does_not_wait_fo
         .await;
     let both = format!(
         "ARRAY['{off}', '{on}'], ARRAY[0,0]::bigint[], ARRAY[0,0]::bigint[], ARRAY[0,0]::bigint[], ARRAY[9,9]::bigint[], \
-         ARRAY['{on}'], 100, 'w', 1000"
+         ARRAY['{on}'], 100, 'w', 1000, 1"
     );
     for cost in costs(fixture.pool(), CLAIM, &both).await {
         assert!(cost.rows < 20 && cost.buffers < 100, "{cost:?}");
@@ -370,7 +371,7 @@ async fn three_hundred_thousand_rows_behind_one_head_cost_a_claim_nothing() {
         "UPDATE deliveries SET lease_until = 1, lease_owner = 'gone', claim_id = 1 WHERE seq = 1",
     )
     .await;
-    for literals in ["NULL, 500", "'judge', 500"] {
+    for literals in ["NULL, 500, 'x'", "'judge', 500, 'x'"] {
         for cost in costs(fixture.pool(), RELEASE, literals).await {
             check("a release", "deliveries_leased", &cost);
         }

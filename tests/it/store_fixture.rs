@@ -102,7 +102,7 @@ pub(crate) async fn subscribe(store: &Store, consumer: &str, pattern: &str, max_
         endpoint: &endpoint,
         secret: "whsec_test",
         retry_policy: None,
-        max_inflight,
+        max_inflight: Some(max_inflight),
         consumer_max: 1_000,
     };
     let made = store.create_subscription(&new).await.expect("a new subscription");
@@ -196,6 +196,7 @@ pub(crate) async fn claim_with(store: &Store, owner: &str, lease_ms: i64, candid
         owner,
         lease_ms,
         room: 1_000,
+        inflight_default: 1,
     };
     store.claim(&wanted, candidates).await.expect("a claim")
 }
