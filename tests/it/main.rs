@@ -27,4 +27,5 @@ mod store_migrate;
 mod store_pooler;
 mod store_publish;
 mod store_pulls;
+mod store_replay;
 mod support;
