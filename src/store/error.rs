@@ -46,6 +46,16 @@ impl StoreError {
             _ => false,
         }
     }
+
+    /// A change that met others at every try; a later one can succeed.
+    pub(super) fn marks_keep_moving() -> Self {
+        Self::Unavailable(sqlx::Error::Protocol("the marks of the keys keep moving".to_owned()))
+    }
+
+    /// Whether a row that somebody else holds was waited for in vain.
+    pub fn is_lock_wait(&self) -> bool {
+        matches!(self, Self::Unavailable(sqlx::Error::Database(error)) if error.code().as_deref() == Some("55P03"))
+    }
 }
 
 impl From<sqlx::Error> for StoreError {

@@ -8,7 +8,7 @@ use crate::domain::ids::SubscriptionId;
 use crate::domain::topic::TopicPattern;
 
 use super::counts::CountRole;
-use super::settle::Key;
+use super::settle::{Key, ROUNDS_MAX};
 use super::{DeliveryCounts, Store, StoreError};
 
 /// Events that one replay examines, whatever matches.
@@ -17,8 +17,6 @@ const SCAN_ROWS_MAX: i64 = 100_000;
 const QUEUED_MAX: i64 = 10_000;
 /// Deliveries queued by one transaction: publishing waits while it runs.
 const CHUNK: usize = 1_000;
-/// How often a chunk begins anew because marks of its keys moved while it waited for them.
-const ROUNDS_MAX: u32 = 50;
 
 /// Which events to send again.
 #[derive(Debug, Clone)]
@@ -135,15 +133,14 @@ impl Store {
                 return Ok(queued);
             }
         }
-        let moving = "the marks of the replayed keys keep moving".to_owned();
-        Err(StoreError::Unavailable(sqlx::Error::Protocol(moving)))
+        Err(StoreError::marks_keep_moving())
     }
 
     /// Takes the right to make these rows and to move the marks of their keys; `false` when it has to be tried anew.
     ///
     /// The counter row comes first: with it, no publish and no other replay makes rows at the same time, so what is
     /// counted as new is new, and no key without an unfinished row gets a mark from two sides. Whoever moves a mark
-    /// holds the marked row; those are locked in position order, as a settle locks its rows. A mark that moved while
+    /// holds the marked row; the rows and the marks are locked in position order, as a settle locks its rows. A mark that moved while
     /// this waited is locked without waiting: its holder may be waiting for a row that is held here.
     async fn lock_keys(
         &self,
@@ -159,8 +156,8 @@ impl Store {
             WITH mine AS (
                 SELECT seq, ordering_key FROM deliveries WHERE subscription_id = $1 AND seq = ANY($2)
             ), wanted AS (
-                SELECT seq FROM mine WHERE ordering_key IS NULL
-                UNION ALL
+                SELECT seq FROM mine
+                UNION
                 SELECT marked.seq
                 FROM (SELECT DISTINCT ordering_key FROM mine WHERE ordering_key IS NOT NULL) k
                 CROSS JOIN LATERAL (
