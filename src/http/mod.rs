@@ -9,6 +9,7 @@ mod deliveries;
 mod events;
 pub mod fallback;
 mod gate;
+mod head;
 pub mod health;
 pub mod metrics;
 mod publish;
