@@ -185,7 +185,7 @@ pub enum ApiError {
     #[error("{0}")]
     UnsupportedMediaType(Detail),
     /// 413 `events.batch_too_large`: the body, before or after decompression.
-    #[error("the request body is over {limit} bytes; send fewer events at once")]
+    #[error("the request body is over {limit} bytes, the most that this route reads")]
     BodyTooLarge {
         /// Bytes allowed.
         limit: usize,

@@ -50,7 +50,7 @@ pub(super) struct Gatekeeper(Arc<Mutex<State>>);
 
 impl Gatekeeper {
     /// Called once for each head that the server has parsed.
-    pub(super) fn verdict(&self) -> Result<Framing, Refusal> {
+    pub(super) fn verdict(&self) -> Result<Framing, Box<Refusal>> {
         let mut state = self.0.lock();
         let verdict = match state.mode {
             Mode::Handing(0) => state.verdict.take(),
@@ -58,10 +58,10 @@ impl Gatekeeper {
         };
         // The server saw the end of the head elsewhere than we did.
         let verdict = verdict.unwrap_or_else(|| {
-            Err(Refusal {
+            Err(Box::new(Refusal {
                 error: head::unclear_end(),
                 ids: HeaderMap::new(),
-            })
+            }))
         });
         state.mode = match verdict {
             Ok(Framing::None) => Mode::Head,
@@ -82,7 +82,7 @@ struct State {
     mode: Mode,
     scan: Scan,
     /// About the head being handed over.
-    verdict: Option<Result<Framing, Refusal>>,
+    verdict: Option<Result<Framing, Box<Refusal>>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl<S> Gate<S> {
                 let stand_in = if is_head { STAND_IN_HEAD } else { STAND_IN };
                 self.held = stand_in.to_vec();
                 self.at = 0;
-                (stand_in.len(), Err(Refusal { error, ids }))
+                (stand_in.len(), Err(Box::new(Refusal { error, ids })))
             }
         };
         *state = State {

@@ -46,7 +46,8 @@ pub struct Peer(pub SocketAddr);
 ///
 /// Fails only when the listener has no address, that is, before serving anything.
 pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
-    tracing::info!("listening on {}", listener.local_addr()?);
+    let address = listener.local_addr()?;
+    tracing::info!(%address, "listening on http://{address}");
     let graceful = GracefulShutdown::new();
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let cut = CancellationToken::new();
@@ -136,7 +137,7 @@ impl Connection {
 
 async fn answer(
     router: Router,
-    verdict: Result<Framing, Refusal>,
+    verdict: Result<Framing, Box<Refusal>>,
     keeper: Gatekeeper,
     peer: SocketAddr,
     request: Request<Incoming>,
@@ -148,7 +149,7 @@ async fn answer(
             request.extensions_mut().insert(Peer(peer));
             router.oneshot(request).await?
         }
-        Err(Refusal { error, ids }) => context::refusal(&error, &ids),
+        Err(refusal) => context::refusal(&refusal.error, &refusal.ids),
     };
     // Where a chunked body ends is known to the parser alone, so nothing may follow it on this connection. A body that
     // was not read ends the connection as well: a client that is not told would lose its next request with it.
@@ -175,6 +176,7 @@ mod tests {
     use super::*;
     use crate::http::{body, gate, layers};
 
+    const BODY_LIMIT: usize = 2 * 1024 * 1024;
     /// Long enough for any step on a busy machine; a test that reaches it has failed.
     const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -206,7 +208,7 @@ mod tests {
                 Router::new()
                     .route(
                         "/echo",
-                        post(|request: Request<Body>| async { body::read_json(request, body::BODY_LIMIT).await }),
+                        post(|request: Request<Body>| async { body::read_json(request, BODY_LIMIT).await }),
                     )
                     .route("/unread", post(|| async { "unread" }))
                     .route("/small", get(|| async { "small" }))
@@ -444,7 +446,7 @@ mod tests {
         let (mut client, served) = tokio::io::duplex(1 << 20);
         let router = layers(Router::new().route("/small", get(|| async { "small" })).route(
             "/echo",
-            post(|request: Request<Body>| async { body::read_json(request, body::BODY_LIMIT).await }),
+            post(|request: Request<Body>| async { body::read_json(request, BODY_LIMIT).await }),
         ));
         let connection = Connection {
             router,

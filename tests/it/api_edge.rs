@@ -232,6 +232,27 @@ async fn without_the_database_every_route_says_not_now_and_all_recover() {
 }
 
 #[tokio::test]
+async fn a_read_that_the_database_holds_up_is_answered_in_bounded_time() {
+    let site = Site::own(1, &[]).await;
+    let mut holder = site.pool.begin().await.expect("a transaction");
+    sqlx::raw_sql("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut *holder)
+        .await
+        .expect("the table is locked");
+    let token = site.one().service_token("live");
+    let path = format!("{EVENTS}?topic=live.*");
+    let answer = site.one().get(&path, Some(&token));
+    let answer = within("an answer", Duration::from_secs(25), answer).await;
+    refused(&answer, 503, "events.unavailable");
+    assert!(answer.header("retry-after").parse::<u64>().is_ok_and(|wait| wait >= 1));
+    holder.rollback().await.expect("the table is free");
+    eventually("reading works again", SOON, async || {
+        site.one().get(&path, Some(&token)).await.status == 200
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn metrics_are_for_direct_callers_of_this_machine_only() {
     let site = Site::own(1, &[]).await;
     site.one().publish(&envelope("live")).await.expect(201);
