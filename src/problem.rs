@@ -170,6 +170,14 @@ pub enum ApiError {
     /// 400 `events.bad_request`: a query parameter or a member of a body; the text names it.
     #[error("{0}")]
     BadRequest(Detail),
+    /// 431 `events.bad_request`: what comes before the body.
+    #[error("a request has at most {headers} headers, and {bytes} bytes before its body")]
+    HeadTooLarge {
+        /// Bytes allowed, request line included.
+        bytes: usize,
+        /// Headers allowed.
+        headers: usize,
+    },
     /// 422 `events.bad_request`: a member of a subscription body; the text names it.
     #[error("{0}")]
     Unprocessable(Detail),
@@ -177,7 +185,7 @@ pub enum ApiError {
     #[error("{0}")]
     UnsupportedMediaType(Detail),
     /// 413 `events.batch_too_large`: the body, before or after decompression.
-    #[error("the request body is over {limit} bytes; send fewer events at once")]
+    #[error("the request body is over {limit} bytes, the most that this route reads")]
     BodyTooLarge {
         /// Bytes allowed.
         limit: usize,
@@ -339,6 +347,7 @@ impl ApiError {
             Self::RateLimited { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limited"),
             Self::BadJson(_) => (StatusCode::BAD_REQUEST, "events.bad_json"),
             Self::BadRequest(_) => (StatusCode::BAD_REQUEST, "events.bad_request"),
+            Self::HeadTooLarge { .. } => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "events.bad_request"),
             Self::Unprocessable(_) => (StatusCode::UNPROCESSABLE_ENTITY, "events.bad_request"),
             Self::UnsupportedMediaType(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "events.unsupported_media_type"),
             Self::BodyTooLarge { .. } | Self::BatchTooLarge { .. } => {
@@ -507,6 +516,7 @@ fn title(status: StatusCode) -> &'static str {
         413 => "Payload Too Large",
         422 => "Unprocessable Content",
         429 => "Too Many Requests",
+        431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
         502 => "Bad Gateway",
         503 => "Service Unavailable",

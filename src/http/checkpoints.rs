@@ -14,12 +14,14 @@ use crate::domain::topic::TopicPattern;
 use crate::problem::ApiError;
 use crate::store::Checkpoint;
 
+use super::answer::json;
 use super::api::Api;
-use super::body::{BODY_LIMIT, read_json};
+use super::body::read_json;
 use super::caller::{Caller, Read};
-use super::health::json;
 use super::query::Query;
 
+/// Bytes of a request.
+const BODY_LIMIT: usize = 64 * 1024;
 /// Characters of a carrier's name.
 const CARRIER_CHARS_MAX: usize = 64;
 

@@ -17,12 +17,14 @@ use crate::domain::time::Millis;
 use crate::problem::ApiError;
 use crate::store::{DeliveryCounts, DeliveryFilter, DeliveryRow, ReplaySelection};
 
+use super::answer::json;
 use super::api::Api;
-use super::body::{BODY_LIMIT, read_json};
+use super::body::read_json;
 use super::caller::{Caller, Operate};
-use super::health::json;
 use super::query::Query;
 
+/// Bytes of a replay request: its ids, and room for how they are written.
+const BODY_LIMIT: usize = 256 * 1024;
 /// Deliveries on one page when the caller does not say.
 const LIMIT_DEFAULT: u64 = 100;
 /// Deliveries on one page at most.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::response::{IntoResponse, Response};
+use axum::http::header::CACHE_CONTROL;
+use axum::response::Response;
 use axum::routing::get;
 use futures_util::future::{BoxFuture, FutureExt, Shared, WeakShared, join, join_all};
 use parking_lot::Mutex;
@@ -20,6 +20,8 @@ use tokio::time::Instant;
 use crate::domain::deliveries::DeliveryCounts;
 use crate::domain::time::Millis;
 use crate::problem::Cause;
+
+use super::answer::json;
 
 /// The name of this service in health, readiness and release documents.
 pub const SERVICE: &str = "events";
@@ -342,14 +344,6 @@ async fn ready(State(readiness): State<Arc<Readiness>>) -> Response {
         .headers_mut()
         .insert(CACHE_CONTROL, axum::http::HeaderValue::from_static("no-store"));
     response
-}
-
-/// A JSON answer with the content type of this wire.
-pub fn json(status: StatusCode, body: &impl Serialize) -> Response {
-    match serde_json::to_vec(body) {
-        Ok(bytes) => (status, [(CONTENT_TYPE, "application/json; charset=utf-8")], bytes).into_response(),
-        Err(error) => crate::problem::ApiError::internal(error).into_response(),
-    }
 }
 
 #[cfg(test)]

@@ -19,12 +19,14 @@ use crate::domain::topic::TopicPattern;
 use crate::problem::ApiError;
 use crate::store::{NewSubscription, Subscription, Switch};
 
+use super::answer::json;
 use super::api::Api;
-use super::body::{BODY_LIMIT, read_json};
+use super::body::read_json;
 use super::caller::{Caller, Subscribe};
-use super::health::json;
 use super::query::PathOf;
 
+/// Bytes of a request to any of these routes.
+const BODY_LIMIT: usize = 64 * 1024;
 /// How long a former secret signs as well, in seconds, when a rotation does not say.
 const OVERLAP_DEFAULT_S: f64 = 86_400.0;
 /// Deliveries that one subscription may run at a time.
