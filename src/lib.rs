@@ -15,6 +15,7 @@ pub mod problem;
 pub mod publish;
 pub mod store;
 pub mod telemetry;
+pub mod tls;
 mod vitals;
 
 use std::net::SocketAddr;
@@ -92,14 +93,19 @@ impl App {
         }
 
         let stop_background = CancellationToken::new();
-        let keys = keys(config)?;
+        let trust = tls::Trust::load(&config.authorities);
+        let keys = keys(config, &trust)?;
         tokio::spawn({
             let (keys, stop) = (keys.clone(), stop_background.clone());
             async move { keys.run(stop).await }
         });
 
         let delivery = if config.delivery.worker {
-            delivery::start(Arc::clone(&store), delivery_settings(config), stop_background.clone())?
+            delivery::start(
+                Arc::clone(&store),
+                delivery_settings(config, trust),
+                stop_background.clone(),
+            )?
         } else {
             delivery::watch(Arc::clone(&store), stop_background.clone())
         };
@@ -200,17 +206,17 @@ impl App {
     }
 }
 
-fn keys(config: &Config) -> Result<Keys, AppError> {
+fn keys(config: &Config, trust: &tls::Trust) -> Result<Keys, AppError> {
     match &config.identity.public_key_pem {
         Some(pem) => Keys::pinned(pem).map_err(AppError::PinnedKey),
         None => {
             let url = format!("{}/api/.well-known/jwks", config.identity.network_internal_url);
-            Ok(Keys::fetching(url.parse().map_err(AppError::IssuerUrl)?))
+            Ok(Keys::fetching(url.parse().map_err(AppError::IssuerUrl)?, trust.clone()))
         }
     }
 }
 
-fn delivery_settings(config: &Config) -> DeliverySettings {
+fn delivery_settings(config: &Config, trust: tls::Trust) -> DeliverySettings {
     let delivery = &config.delivery;
     DeliverySettings {
         max_inflight: usize::from(delivery.max_inflight),
@@ -226,6 +232,7 @@ fn delivery_settings(config: &Config) -> DeliverySettings {
             jitter: delivery.backoff_jitter,
         },
         hosts: delivery.endpoint_hosts.clone(),
+        trust,
         user_agent: USER_AGENT.to_owned(),
         clock: clock::now,
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::domain::endpoint::HostRules;
 use crate::domain::sources::SourceMap;
 use crate::telemetry::LogFormat;
+use crate::tls::Authorities;
 
 use super::values::{Environment, Secret, SecretKey};
 
@@ -20,8 +21,8 @@ pub struct Config {
     pub log_filter: String,
     /// How it is logged. `EVENTS_LOG_FORMAT`; default human.
     pub log_format: LogFormat,
-    /// More certificate authorities for outbound TLS, as a PEM file. `SSL_CERT_FILE`; default none.
-    pub ssl_cert_file: Option<PathBuf>,
+    /// Certificate authorities for outbound TLS besides the system's, read from a PEM file. `SSL_CERT_FILE`; default none.
+    pub authorities: Authorities,
     /// Listening and public addresses.
     pub http: Http,
     /// PostgreSQL; `None` only outside production.

@@ -315,6 +315,21 @@ fn each_kind_of_mistake_names_the_variable_what_is_allowed_and_what_was_given() 
             "must name nothing but production, development, test, got \"prod\"",
         ),
         ("EVENTS_WORKER", "false", "must be on or off, got \"false\""),
+        (
+            "SSL_CERT_FILE",
+            "/nowhere/ca.pem",
+            "must name a PEM file of at least one certificate (it cannot be read: \
+             I/O error: No such file or directory (os error 2)), got \"/nowhere/ca.pem\"",
+        ),
+        (
+            "SSL_CERT_FILE",
+            concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
+            concat!(
+                "must name a PEM file of at least one certificate (it holds no certificate), got \"",
+                env!("CARGO_MANIFEST_DIR"),
+                "/Cargo.toml\""
+            ),
+        ),
         ("REALTIME_ALLOW_ANONYMOUS", "off", "must be true or false, got \"off\""),
         (
             "EVENTS_BACKOFF_MS",

@@ -1,6 +1,7 @@
 //! Values that need more care than a plain string: secrets that cannot be printed by accident, and parsers for the rest.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use base64::Engine as _;
@@ -8,6 +9,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use url::Url;
 
 use crate::telemetry::LogFormat;
+use crate::tls::Authorities;
 
 /// A text that `Debug` never shows.
 #[derive(Clone, PartialEq, Eq)]
@@ -71,6 +73,12 @@ pub(super) fn must(allowed: impl Into<String>) -> Refusal {
         allowed: allowed.into(),
         given: None,
     }
+}
+
+/// A PEM file, read at once: a wrong path is a mistake of the configuration and not of the first delivery.
+pub(super) fn authorities(text: &str) -> Result<Authorities, Refusal> {
+    Authorities::read(Path::new(text))
+        .map_err(|error| must(format!("name a PEM file of at least one certificate ({error})")))
 }
 
 /// Digits only: "30d" or "1e3" is a mistake, not 30 or 1.

@@ -10,6 +10,7 @@ use openvibe_events::{
     delivery::{self, DeliverySettings, Vitals, Wake},
     domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, time::Millis},
     store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Store},
+    tls::{Authorities, Trust},
 };
 use serde_json::json;
 use tokio::{runtime::Runtime, task::JoinHandle};
@@ -38,6 +39,7 @@ fn settings() -> DeliverySettings {
         timeout: Duration::from_secs(20),
         poll_interval: Duration::from_millis(100),
         hosts: HostRules::parse(&["127.0.0.1".to_owned()]).expect("a good rule"),
+        trust: Trust::load(&Authorities::default()),
         user_agent: "OpenVibe.Events/0.1".to_owned(),
         clock: || {
             let since = SystemTime::now()

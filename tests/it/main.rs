@@ -18,4 +18,5 @@ mod delivery_worker;
 mod dev;
 mod first_event;
 mod harness_self;
+mod outbound_tls;
 mod support;

@@ -20,4 +20,5 @@ pub(crate) mod network;
 pub(crate) mod proxy;
 pub(crate) mod receiver;
 pub(crate) mod service;
+pub(crate) mod tls;
 pub(crate) mod wait;
