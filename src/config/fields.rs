@@ -120,7 +120,7 @@ pub struct Delivery {
     /// Waits after failed attempts, never empty; the last one repeats. `EVENTS_BACKOFF_MS`; default 1 s, 5 s, 30 s,
     /// 2 min, 10 min, 1 h.
     pub backoff: Vec<Duration>,
-    /// How much later a retry may run, as a share of its wait, 0 to 1. `EVENTS_BACKOFF_JITTER`; default 0.1.
+    /// How much later a retry may run, as a share of its wait, 0 to 0.1. `EVENTS_BACKOFF_JITTER`; default 0.1.
     pub backoff_jitter: f64,
     /// Dead deliveries above which readiness is degraded. `EVENTS_DLQ_DEGRADED_AT`; default 100.
     pub dlq_degraded_at: u64,

@@ -266,7 +266,7 @@ fn delivery(env: &mut Reader) -> Delivery {
                 Ok(delays)
             }
         }),
-        backoff_jitter: env.value("EVENTS_BACKOFF_JITTER", values::share),
+        backoff_jitter: env.value("EVENTS_BACKOFF_JITTER", values::jitter),
         dlq_degraded_at: env.number("EVENTS_DLQ_DEGRADED_AT", 0, i64::MAX.unsigned_abs()),
         max_subscriptions: env.number("EVENTS_MAX_SUBSCRIPTIONS", 1, 1_000_000),
         endpoint_hosts: endpoint_hosts(env),

@@ -344,13 +344,18 @@ fn each_kind_of_mistake_names_the_variable_what_is_allowed_and_what_was_given() 
         ("EVENTS_BACKOFF_MS", ",", "must name at least one value, got \",\""),
         (
             "EVENTS_BACKOFF_JITTER",
-            "10",
-            "must be a number from 0 to 1, such as 0.1, got \"10\"",
+            "0.11",
+            "must be a number from 0 to 0.1, got \"0.11\"",
         ),
         (
             "EVENTS_BACKOFF_JITTER",
             "NaN",
-            "must be a number from 0 to 1, such as 0.1, got \"NaN\"",
+            "must be a number from 0 to 0.1, got \"NaN\"",
+        ),
+        (
+            "EVENTS_BACKOFF_JITTER",
+            "-0.01",
+            "must be a number from 0 to 0.1, got \"-0.01\"",
         ),
         (
             "BASE_URL",

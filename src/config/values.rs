@@ -90,11 +90,12 @@ pub(super) fn whole(text: &str, least: u64, most: u64) -> Result<u64, Refusal> {
     }
 }
 
-pub(super) fn share(text: &str) -> Result<f64, Refusal> {
+/// Up to a tenth.
+pub(super) fn jitter(text: &str) -> Result<f64, Refusal> {
     f64::from_str(text)
         .ok()
-        .filter(|share| (0.0..=1.0).contains(share))
-        .ok_or_else(|| must("be a number from 0 to 1, such as 0.1"))
+        .filter(|share| (0.0..=0.1).contains(share))
+        .ok_or_else(|| must("be a number from 0 to 0.1"))
 }
 
 pub(super) fn log_filter(text: &str) -> Result<String, Refusal> {

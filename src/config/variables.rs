@@ -191,7 +191,7 @@ pub const SECTIONS: &[Section] = &[
             var(
                 "EVENTS_BACKOFF_JITTER",
                 "0.1",
-                "How much later than its wait a retry may run, as a share of the wait, 0 to 1. Never earlier; 0 turns it off.",
+                "How much later than its wait a retry may run, as a share of the wait, 0 to 0.1. Never earlier; 0 turns it off.",
             ),
             var("EVENTS_DLQ_DEGRADED_AT", "100", "Dead deliveries above which readiness reports degraded."),
             var("EVENTS_MAX_SUBSCRIPTIONS", "100", "Subscriptions one consumer may have, 1 to 1000000."),
