@@ -88,9 +88,7 @@ impl App {
         let addresses = Addresses::parse(database.url.expose(), database.direct_url.expose())?;
         store::migrate(&addresses).await?;
         let store: SharedStore = Arc::new(Store::connect(addresses).await?);
-        if config.delivery.secret_keys.is_empty() {
-            tracing::warn!("EVENTS_SECRET_KEY is not set: signing secrets are stored as they are given");
-        }
+        tracing::warn!("{}", config.delivery.secrets_warning());
 
         let stop_background = CancellationToken::new();
         let trust = tls::Trust::load(&config.authorities);

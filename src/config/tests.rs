@@ -636,6 +636,17 @@ fn a_likely_typo_is_a_warning_and_no_mistake() {
 }
 
 #[test]
+fn a_key_that_seals_nothing_yet_is_a_warning_that_shows_no_key() {
+    let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let report = Report::of(&|name| (name == "EVENTS_SECRET_KEY").then(|| key.to_owned()), &[]);
+    assert_eq!(
+        report.warnings,
+        ["EVENTS_SECRET_KEY is not used by this version: signing secrets are stored as they are given"]
+    );
+    assert_eq!(Report::of(&|_| None, &[]).warnings, [""; 0]);
+}
+
+#[test]
 fn a_misspelt_production_is_a_warning() {
     let get = |name: &str| (name == "NODE_ENV").then(|| "prodution".to_owned());
     let report = Report::of(&get, &[]);

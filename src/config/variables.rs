@@ -101,7 +101,8 @@ pub const SECTIONS: &[Section] = &[
                 "BASE_URL",
                 "https://openvibe.events in production, else http://localhost:<PORT>",
                 "Public origin of the API, as written in texts.",
-            ),
+            )
+            .later(),
             computed(
                 "EVENTS_SITE_URL",
                 "https://openvibe.events in production, else BASE_URL",
@@ -317,8 +318,7 @@ pub const SECTIONS: &[Section] = &[
     Section {
         title: "Release",
         variables: &[
-            computed("RELEASE_COMMIT", "the commit this binary was built from", "Commit shown as the release, 7 to 40 hex digits.")
-                .later(),
+            computed("RELEASE_COMMIT", "the commit this binary was built from", "Commit shown as the release, 7 to 40 hex digits."),
             unset("MIN_CLIENT_RELEASE", "Oldest client release still served, 7 to 40 hex digits.").later(),
         ],
     },
