@@ -434,7 +434,7 @@ async fn a_consumer_that_hangs_holds_half_of_the_slots_at_most() {
     let process = Process::start(world.database.url(), four).await;
     let every: Vec<&SubscriptionId> = stuck.iter().chain([&fine]).collect();
     world.publish(5, &every).await;
-    process.wake.everything();
+    process.wake.subscriptions(every.iter().copied().cloned());
     world.all(&fine, "delivered").await;
     let held = world
         .receiver
