@@ -26,7 +26,7 @@ use crate::domain::time::Millis;
 use crate::store::SharedStore;
 use crate::tls::Trust;
 
-pub use vitals::{Vitals, WorkerState};
+pub use vitals::Vitals;
 pub use wake::Wake;
 
 /// How deliveries are made.
