@@ -28,8 +28,6 @@ pub struct Api {
     pub endpoint_hosts: HostRules,
     /// How many subscriptions a consumer may hold.
     pub subscriptions_max: i64,
-    /// How many deliveries a subscription runs at a time.
-    pub subscription_inflight: i32,
     /// Told that a subscription may have work.
     pub wake: crate::publish::Ring,
 }

@@ -27,6 +27,8 @@ use super::query::PathOf;
 
 /// How long a former secret signs as well, in seconds, when a rotation does not say.
 const OVERLAP_DEFAULT_S: f64 = 86_400.0;
+/// Deliveries that one subscription may run at a time.
+const INFLIGHT_MAX: i32 = 64;
 /// The longest overlap, in seconds.
 const OVERLAP_MAX_S: f64 = 604_800.0;
 
@@ -40,6 +42,9 @@ struct SubscriptionView {
     retry_policy: Option<Box<RawValue>>,
     created_at: Millis,
     updated_at: Millis,
+    /// Only where the subscription says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_inflight: Option<i32>,
     /// Only in the answer that made it.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret: Option<String>,
@@ -63,6 +68,7 @@ impl From<Subscription> for SubscriptionView {
             retry_policy: stored.retry_policy.and_then(|text| RawValue::from_string(text).ok()),
             created_at: Millis(stored.created_at),
             updated_at: Millis(stored.updated_at),
+            max_inflight: stored.max_inflight,
             secret: None,
             previous_secret_valid_until: None,
         }
@@ -110,6 +116,7 @@ pub(super) async fn create(
         .map(|policy| serde_json::to_string(&policy))
         .transpose()
         .map_err(ApiError::internal)?;
+    let max_inflight = member("max_inflight").map(max_inflight).transpose()?;
     let created = api
         .store
         .create_subscription(&NewSubscription {
@@ -118,7 +125,7 @@ pub(super) async fn create(
             endpoint: endpoint.as_str(),
             secret: &secret,
             retry_policy: retry_policy.as_deref(),
-            max_inflight: api.subscription_inflight,
+            max_inflight,
             consumer_max: api.subscriptions_max,
         })
         .await?;
@@ -229,6 +236,15 @@ fn checked_secret(raw: &str) -> Result<String, ApiError> {
         .filter(|secret| (32..=256).contains(&secret.chars().count()) && !secret.contains('\0'))
         .ok_or(ApiError::Unprocessable(
             "secret must be a string of 32..256 characters without NUL; leave it out for a generated one".into(),
+        ))
+}
+
+fn max_inflight(raw: &str) -> Result<i32, ApiError> {
+    serde_json::from_str(raw)
+        .ok()
+        .filter(|count| (1..=INFLIGHT_MAX).contains(count))
+        .ok_or(ApiError::Unprocessable(
+            "max_inflight must be a whole number from 1 to 64; leave it out for the configured default".into(),
         ))
 }
 

@@ -173,6 +173,33 @@ async fn without_a_signing_key_nothing_is_judged_and_readiness_says_so() {
 }
 
 #[tokio::test]
+async fn a_publish_that_a_silent_database_never_answers_is_told_not_now() {
+    let (database, network) = tokio::join!(Database::create(), Network::start());
+    let proxy = Proxy::start(&database.server()).await;
+    let url = database.url_through(proxy.address());
+    let env = [
+        ("DATABASE_URL", url.as_str()),
+        ("DATABASE_DIRECT_URL", url.as_str()),
+        ("EVENTS_WORKER", "off"),
+    ];
+    let service = Service::start(&database, &network, &env).await;
+    let client = service.client();
+    let token = TokenSpec::service("live").sign();
+    let event = envelope("live");
+    proxy.stall();
+    let answer = send(client, "POST", EVENTS, Some(&token), event.json().to_string()).await;
+    refused(&answer, 503, "events.unavailable");
+    proxy.restore();
+    eventually("the same event is stored once the database answers", SOON, async || {
+        let answer = send(client, "POST", EVENTS, Some(&token), event.json().to_string()).await;
+        matches!(answer.status, 200 | 201)
+            .then_some(())
+            .ok_or(format!("{answer:?}"))
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn without_the_database_every_route_says_not_now_and_all_recover() {
     let (database, network) = tokio::join!(Database::create(), Network::start());
     let proxy = Proxy::start(&database.server()).await;

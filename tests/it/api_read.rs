@@ -168,7 +168,7 @@ async fn a_topic_list_takes_whatever_any_of_its_patterns_matches() {
 async fn a_position_that_is_not_of_this_log_is_answered_with_the_gap() {
     let site = Site::own(1, &[]).await;
     publish(&site, &envelopes("live", 6)).await;
-    site.run("DELETE FROM events WHERE seq <= 3; UPDATE sequences SET value = 3 WHERE name = 'events'")
+    site.run("DELETE FROM events WHERE seq <= 3; UPDATE store_floor SET value = 3 WHERE name = 'events'")
         .await;
     let gap = |page: &Value| {
         page.get("gap")
@@ -228,7 +228,7 @@ async fn a_position_that_is_not_of_this_log_is_answered_with_the_gap() {
     assert_eq!(published["cursor"], json!(cursor(1, 7)), "publishing follows at once");
 
     // Nothing left: the head stays where it was.
-    site.run("DELETE FROM events; UPDATE sequences SET value = 7 WHERE name = 'events'")
+    site.run("DELETE FROM events; UPDATE store_floor SET value = 7 WHERE name = 'events'")
         .await;
     let page = pull(&site, "").await;
     assert_eq!(page["latest_cursor"], json!(cursor(1, 7)), "{page}");
