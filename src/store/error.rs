@@ -15,7 +15,10 @@ pub enum StoreError {
     #[error("the consumer already holds {0} subscriptions")]
     SubscriptionLimit(i64),
     /// The database belongs to the service that this one replaces.
-    #[error("the database was made by the service before this one; run `openvibe-events import` on a copy of it")]
+    #[error(
+        "the database was made by the service before this one, and nothing in it was changed; `openvibe-events import` \
+         moves such a database and is not part of this version yet"
+    )]
     Foreign,
     /// The schema could not be brought up to date.
     #[error("the schema could not be migrated")]
