@@ -101,7 +101,8 @@ pub const SECTIONS: &[Section] = &[
                 "BASE_URL",
                 "https://openvibe.events in production, else http://localhost:<PORT>",
                 "Public origin of the API, as written in texts.",
-            ),
+            )
+            .later(),
             computed(
                 "EVENTS_SITE_URL",
                 "https://openvibe.events in production, else BASE_URL",
@@ -191,7 +192,7 @@ pub const SECTIONS: &[Section] = &[
             var(
                 "EVENTS_BACKOFF_JITTER",
                 "0.1",
-                "How much later than its wait a retry may run, as a share of the wait, 0 to 1. Never earlier; 0 turns it off.",
+                "How much later than its wait a retry may run, as a share of the wait, 0 to 0.1. Never earlier; 0 turns it off.",
             ),
             var("EVENTS_DLQ_DEGRADED_AT", "100", "Dead deliveries above which readiness reports degraded."),
             var("EVENTS_MAX_SUBSCRIPTIONS", "100", "Subscriptions one consumer may have, 1 to 1000000."),
@@ -317,8 +318,7 @@ pub const SECTIONS: &[Section] = &[
     Section {
         title: "Release",
         variables: &[
-            computed("RELEASE_COMMIT", "the commit this binary was built from", "Commit shown as the release, 7 to 40 hex digits.")
-                .later(),
+            computed("RELEASE_COMMIT", "the commit this binary was built from", "Commit shown as the release, 7 to 40 hex digits."),
             unset("MIN_CLIENT_RELEASE", "Oldest client release still served, 7 to 40 hex digits.").later(),
         ],
     },

@@ -39,7 +39,9 @@ pub(super) struct Sender {
 
 impl Sender {
     pub(super) fn new(settings: &DeliverySettings) -> Result<Self, reqwest::Error> {
-        let client = reqwest::Client::builder()
+        let client = settings
+            .trust
+            .client_builder()
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
             .no_proxy()

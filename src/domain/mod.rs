@@ -15,4 +15,4 @@ pub mod topic;
 pub mod trace;
 
 #[cfg(test)]
-mod vectors;
+mod fixtures;

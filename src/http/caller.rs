@@ -17,32 +17,29 @@ use super::api::Api;
 pub(super) trait Authority: Send + Sync {
     /// Which one.
     const CAPABILITY: Capability;
-    /// Whether developer apps may use these routes too, with a capability of their own.
-    const SHARED: bool;
 }
 
 macro_rules! authorities {
-    ($($(#[$doc:meta])* $name:ident: $capability:ident, shared $shared:literal;)+) => {
+    ($($(#[$doc:meta])* $name:ident: $capability:ident;)+) => {
         $($(#[$doc])*
         #[derive(Debug)]
         pub(super) struct $name;
 
         impl Authority for $name {
             const CAPABILITY: Capability = Capability::$capability;
-            const SHARED: bool = $shared;
         })+
     };
 }
 
 authorities! {
     /// `events.event.publish`.
-    Publish: EventPublish, shared true;
+    Publish: EventPublish;
     /// `events.event.read`.
-    Read: EventRead, shared true;
+    Read: EventRead;
     /// `events.subscription.manage`.
-    Subscribe: SubscriptionManage, shared true;
+    Subscribe: SubscriptionManage;
     /// `events.delivery.admin`.
-    Operate: DeliveryAdmin, shared false;
+    Operate: DeliveryAdmin;
 }
 
 /// A caller that holds the capability.
@@ -64,13 +61,9 @@ impl<A: Authority> FromRequestParts<Arc<Api>> for Caller<A> {
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
         let now_s = clock::now().0.div_euclid(1000);
-        let judged = if A::SHARED {
-            identity::shared(&api.verifier, &parts.headers, A::CAPABILITY, now_s).await
-        } else {
-            identity::first_party(&api.verifier, &parts.headers, A::CAPABILITY, now_s).await
-        };
+        let caller = identity::first_party(&api.verifier, &parts.headers, A::CAPABILITY, now_s).await?;
         Ok(Self {
-            caller: judged?,
+            caller,
             authority: PhantomData,
         })
     }

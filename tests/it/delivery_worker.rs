@@ -10,6 +10,7 @@ use openvibe_events::{
     delivery::{self, DeliverySettings, Vitals, Wake},
     domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, time::Millis},
     store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Store},
+    tls::{Authorities, Trust},
 };
 use serde_json::json;
 use tokio::{runtime::Runtime, task::JoinHandle};
@@ -39,6 +40,7 @@ fn settings() -> DeliverySettings {
         timeout: Duration::from_secs(20),
         poll_interval: Duration::from_millis(100),
         hosts: HostRules::parse(&["127.0.0.1".to_owned()]).expect("a good rule"),
+        trust: Trust::load(&Authorities::default()),
         user_agent: "OpenVibe.Events/0.1".to_owned(),
         clock: || {
             let since = SystemTime::now()
@@ -509,7 +511,7 @@ async fn a_consumer_that_hangs_holds_half_of_the_slots_at_most() {
     let process = Process::start(world.database.url(), four).await;
     let every: Vec<&SubscriptionId> = stuck.iter().chain([&fine]).collect();
     world.publish(5, &every).await;
-    process.wake.everything();
+    process.wake.subscriptions(every.iter().copied().cloned());
     world.all(&fine, "delivered").await;
     let held = world
         .receiver
