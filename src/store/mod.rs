@@ -76,7 +76,7 @@ const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
 const BEGIN_BRIEF: &str = "BEGIN; SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '5s'; \
                            SET LOCAL idle_in_transaction_session_timeout = '2s'";
 /// How long callers wait for one answer of the store, longer than its statements and locks may take.
-const ANSWER_MAX: Duration = Duration::from_secs(8);
+pub const ANSWER_MAX: Duration = Duration::from_secs(8);
 
 /// Waits for an answer within [`ANSWER_MAX`]. The database bounds its own statements; this bounds a network that swallows
 /// answers. What was asked may have happened all the same.
