@@ -47,9 +47,6 @@ use run::Run;
 const WRITE_CONNECTIONS_MAX: u32 = 10;
 /// Connections for what callers read, apart from the others, so that no crowd of readers stops an event.
 const READ_CONNECTIONS_MAX: u32 = 6;
-/// How long the server may wait for this process to take its answers. A process that is frozen then loses its
-/// connection, and with it every lock: no other time-out works while an answer is being sent.
-const CLIENT_SILENCE_MAX: &str = "4s";
 /// How long a connection that is given back may take to answer, before it is thrown away.
 const RELEASE_MAX: Duration = Duration::from_secs(2);
 /// How long the last connections may take to end.
@@ -63,18 +60,20 @@ const STATEMENT_TIMEOUT: &str = "5s";
 const RESTED: Duration = Duration::from_secs(1);
 
 /// Opens a transaction that can stop nobody for long: a statement that waits or runs too long fails, and a process that
-/// freezes in the middle loses its locks after two seconds.
+/// freezes in the middle loses its locks, whether the server waits for its next statement (two seconds) or for it to
+/// take an answer (four).
 const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
-                     SET LOCAL idle_in_transaction_session_timeout = '2s'";
+                     SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'";
 /// As [`BEGIN`], for work whose loss repeats it: its commit does not wait for the disk.
 const BEGIN_RELAXED: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
-                             SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL synchronous_commit = off";
+                             SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'; \
+                             SET LOCAL synchronous_commit = off";
 const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
                           SET LOCAL idle_in_transaction_session_timeout = '5s'";
 
 /// As [`BEGIN`], for one row that somebody holds: it is worth a moment, not seconds.
 const BEGIN_BRIEF: &str = "BEGIN; SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '5s'; \
-                           SET LOCAL idle_in_transaction_session_timeout = '2s'";
+                           SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'";
 /// How long callers wait for one answer of the store, longer than its statements and locks may take.
 pub const ANSWER_MAX: Duration = Duration::from_secs(8);
 
@@ -111,10 +110,7 @@ impl Addresses {
         let mut serving = options(pooled)?;
         if !behind_pooler {
             // A pooler hands connections on and refuses such settings; there each read opens with them (`BEGIN_READ`).
-            serving = serving.options([
-                ("statement_timeout", STATEMENT_TIMEOUT),
-                ("tcp_user_timeout", CLIENT_SILENCE_MAX),
-            ]);
+            serving = serving.options([("statement_timeout", STATEMENT_TIMEOUT)]);
         }
         Ok(Self {
             pooled: serving,
