@@ -20,12 +20,12 @@ INSERT INTO store_counter (name) VALUES ('events');
 -- Positions are taken from here under the lock of store_counter. Numbers lost to a rollback stay holes.
 CREATE SEQUENCE event_positions AS bigint CACHE 1;
 
--- The highest position that maintenance has declared final; it keeps the head known when no event is left.
-CREATE TABLE sequences (
+-- Positions up to this one were removed from the log. It keeps the head known when no event is left.
+CREATE TABLE store_floor (
     name text COLLATE "C" PRIMARY KEY,
     value bigint NOT NULL
 );
-INSERT INTO sequences (name, value) VALUES ('events', 0);
+INSERT INTO store_floor (name, value) VALUES ('events', 0);
 
 -- The history that positions belong to. It changes only when the store is truncated or imported again.
 CREATE TABLE store_epoch (
@@ -99,7 +99,8 @@ CREATE TABLE subscriptions (
     env text COLLATE "C" NOT NULL DEFAULT 'production',
     previous_secret text COLLATE "C",
     previous_secret_until bigint,
-    max_inflight integer NOT NULL DEFAULT 1 CHECK (max_inflight BETWEEN 1 AND 64)
+    -- Deliveries in flight at a time; without a value, what the process is configured for.
+    max_inflight integer CHECK (max_inflight BETWEEN 1 AND 64)
 );
 -- One subscription per consumer, environment, pattern and endpoint, also when two are created at once.
 CREATE UNIQUE INDEX subscriptions_identity ON subscriptions (consumer, env, topic_pattern, endpoint);

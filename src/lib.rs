@@ -1,7 +1,7 @@
 //! OpenVibe Events: a durable event bus on PostgreSQL.
 //!
-//! PostgreSQL is the record; everything else is a doorbell. The rooms and the arrows between them are described in
-//! `docs/architecture.md`. This file is the composition root: the only one that knows every part. It builds them in
+//! What the database holds is true; whatever else happens only says that it may be worth looking there. The rooms and the
+//! arrows between them are described in `docs/architecture.md`. This file is the composition root: the only one that knows every part. It builds them in
 //! order and stops them in reverse.
 
 pub mod cli;
@@ -24,6 +24,7 @@ use axum::Router;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use config::{Config, Database};
 use delivery::{Delivery, DeliverySettings};
@@ -77,8 +78,10 @@ pub struct App {
     publisher: JoinHandle<()>,
     /// Ends the publisher, after the last request has been answered.
     stop_publisher: CancellationToken,
-    /// Ends deliveries and the key refresh.
+    /// Ends deliveries and what runs beside them.
     stop_background: CancellationToken,
+    /// The tasks that are not a room's own.
+    tasks: TaskTracker,
 }
 
 impl App {
@@ -93,7 +96,8 @@ impl App {
 
         let stop_background = CancellationToken::new();
         let keys = keys(config)?;
-        tokio::spawn({
+        let tasks = TaskTracker::new();
+        tasks.spawn({
             let (keys, stop) = (keys.clone(), stop_background.clone());
             async move { keys.run(stop).await }
         });
@@ -123,7 +127,7 @@ impl App {
             .unwrap_or(env!("OPENVIBE_EVENTS_COMMIT"));
         let metrics = telemetry::Metrics::install();
         telemetry::release(SERVICE, release);
-        tokio::spawn({
+        tasks.spawn({
             let (metrics, stop) = (metrics.clone(), stop_background.clone());
             async move { metrics.keep(stop).await }
         });
@@ -143,7 +147,6 @@ impl App {
             },
             endpoint_hosts: config.delivery.endpoint_hosts.clone(),
             subscriptions_max: i64::from(config.delivery.max_subscriptions),
-            subscription_inflight: i32::from(config.delivery.default_max_inflight),
             wake: ring,
         });
         let router = http::layers(
@@ -165,6 +168,7 @@ impl App {
             publisher: publishing,
             stop_publisher,
             stop_background,
+            tasks,
         })
     }
 
@@ -177,7 +181,7 @@ impl App {
     /// their deadlines, side by side; then what was accepted is stored; then the database is let go.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), AppError> {
         let stop_background = self.stop_background;
-        let background = tokio::spawn({
+        self.tasks.spawn({
             let stop = stop.clone();
             async move {
                 stop.cancelled().await;
@@ -190,11 +194,13 @@ impl App {
         // The accept loop may have ended by itself; the rest must stop all the same.
         stop.cancel();
         self.stop_publisher.cancel();
-        for task in [self.publisher, background, self.delivery.task] {
+        for task in [self.publisher, self.delivery.task] {
             if task.await.is_err() {
                 tracing::error!("a background task panicked");
             }
         }
+        self.tasks.close();
+        self.tasks.wait().await;
         self.store.close().await;
         served
     }
@@ -216,6 +222,7 @@ fn delivery_settings(config: &Config) -> DeliverySettings {
         max_inflight: usize::from(delivery.max_inflight),
         poll_interval: delivery.poll_interval,
         timeout: delivery.timeout,
+        inflight_default: i32::from(delivery.default_max_inflight),
         retry: domain::retry::Schedule {
             max_attempts: delivery.max_attempts,
             backoff_ms: delivery

@@ -249,6 +249,7 @@ impl Dispatcher {
             owner: self.life.owner(),
             lease_ms: i64::try_from(lease.as_millis()).unwrap_or(i64::MAX),
             room: as_i64(room),
+            inflight_default: self.settings.inflight_default,
         };
         let Some(asked) = self.while_alive(self.store.claim(&claim, &candidates)).await else {
             return false;
@@ -370,8 +371,16 @@ struct Attempt {
 impl Attempt {
     async fn run(self) {
         let started = Instant::now();
+        let schedule = self.schedule();
+        let attempt = u32::try_from(self.claimed.attempt).unwrap_or(u32::MAX);
         let outcome = if self.stop.is_cancelled() || !self.life.holds(started) {
             Outcome::Unsent
+        } else if attempt > schedule.max_attempts.saturating_add(1) {
+            // Attempts without a result may have been received, so they count; one more than allowed has been made
+            // since, and a delivery that ends its process each time must end as well.
+            Outcome::GivenUp {
+                error: "the attempts are used up; the last ones were cut short".to_owned(),
+            }
         } else {
             let sending = AssertUnwindSafe(self.sender.send(&self.claimed, &self.interrupt)).catch_unwind();
             let ended = tokio::select! {
@@ -381,7 +390,8 @@ impl Attempt {
                 () = self.life.lost.cancelled() => return,
             };
             // The panic itself is logged by the hook; the delivery must not wait for its lease.
-            self.judge(ended.unwrap_or_else(|_panic| Ended::Failed("internal error".to_owned())))
+            let ended = ended.unwrap_or_else(|_panic| Ended::Failed("internal error".to_owned()));
+            judge(ended, attempt, &schedule, rand::random())
         };
         let waited = Duration::from_millis(u64::try_from(self.waited_ms).unwrap_or(0));
         let finished = Finished {
@@ -401,7 +411,8 @@ impl Attempt {
         let _ = self.results.send(finished).await;
     }
 
-    fn judge(&self, ended: Ended) -> Outcome {
+    /// The waits and attempts in force for this delivery.
+    fn schedule(&self) -> Schedule {
         let policy = self.claimed.retry_policy.as_deref().and_then(|stored| {
             RetryPolicy::parse(stored).unwrap_or_else(|fault| {
                 tracing::warn!(
@@ -411,9 +422,7 @@ impl Attempt {
                 None
             })
         });
-        let schedule = Schedule::of(policy.as_ref(), &self.settings.retry);
-        let attempt = u32::try_from(self.claimed.attempt).unwrap_or(1);
-        judge(ended, attempt, &schedule, rand::random())
+        Schedule::of(policy.as_ref(), &self.settings.retry)
     }
 }
 

@@ -33,6 +33,8 @@ pub use wake::Wake;
 pub struct DeliverySettings {
     /// Deliveries in flight at most in this process, 1 or more.
     pub max_inflight: usize,
+    /// Deliveries in flight at most for a subscription that says nothing, 1 or more.
+    pub inflight_default: i32,
     /// Attempts and waits of subscriptions that say nothing, and the jitter of all.
     pub retry: Schedule,
     /// From the start of an attempt to the end of the answer's headers.

@@ -140,7 +140,7 @@ fn recorded(results: impl IntoIterator<Item = Finished>, lost: &HashSet<i64>, wa
                         .ok()
                         .map(|wait_ms| now + Duration::from_millis(wait_ms));
                 }
-                Outcome::Dead { .. } => telemetry::delivery_attempt(AttemptOutcome::Dead),
+                Outcome::Dead { .. } | Outcome::GivenUp { .. } => telemetry::delivery_attempt(AttemptOutcome::Dead),
                 Outcome::Unsent => {}
             }
         }

@@ -10,6 +10,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::domain::cursor::Cursor;
 use crate::domain::ids::{EventId, SubscriptionId};
 use crate::domain::json::SAFE_INTEGER_MAX as POSITION_MAX;
 use crate::domain::time::Millis;
@@ -55,9 +56,9 @@ struct DeliveryList {
 struct ReplayView {
     subscription_id: String,
     queued: i64,
-    /// The `from_seq` to continue with; absent when nothing remains.
+    /// The `cursor` to continue with; absent when nothing remains.
     #[serde(skip_serializing_if = "Option::is_none")]
-    next: Option<i64>,
+    next: Option<String>,
 }
 
 /// The state of deliveries, by position and subscription.
@@ -92,14 +93,17 @@ pub(super) async fn list(
             .non_empty("subscription_id")?
             .map(|id| id.replace('\0', "\u{fffd}")),
         after,
-        limit: i64::try_from(limit).unwrap_or(i64::MAX),
+        // One more tells whether the page is the last.
+        limit: i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1),
     };
-    let rows = api.store.deliveries(&filter).await?;
+    let mut rows = api.store.deliveries(&filter).await?;
     let counts = api.store.delivery_counts().await?;
-    let full = i64::try_from(rows.len()).is_ok_and(|rows| rows == filter.limit);
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let more = rows.len() > limit;
+    rows.truncate(limit);
     let next = rows
         .last()
-        .filter(|_| full)
+        .filter(|_| more)
         .map(|row| place(row.seq, &row.subscription_id));
     let deliveries = rows.into_iter().map(DeliveryView::from).collect();
     Ok(json(
@@ -128,21 +132,26 @@ pub(super) async fn replay(
     if !api.store.subscription_exists(&id).await? {
         return Err(unknown());
     }
-    let selection = selection(&body)?;
+    let epoch = api.store.positions().await?.epoch;
+    let selection = selection(&body, epoch)?;
     let replayed = api.store.replay(&id, &selection).await?.ok_or_else(unknown)?;
     (api.wake)(std::slice::from_ref(&id));
+    let before = |position: i64| Cursor {
+        epoch,
+        position: position - 1,
+    };
     let view = ReplayView {
         subscription_id: id.to_string(),
         queued: replayed.queued,
-        next: replayed.next,
+        next: replayed.next.map(|position| before(position).to_string()),
     };
     Ok(json(StatusCode::OK, &view))
 }
 
-fn selection(body: &Value) -> Result<ReplaySelection, ApiError> {
+fn selection(body: &Value, epoch: i64) -> Result<ReplaySelection, ApiError> {
     let bad = |detail: &'static str| ApiError::BadRequest(detail.into());
-    match (body.get("event_ids"), body.get("from_seq")) {
-        (Some(ids), None) => {
+    match (body.get("event_ids"), body.get("from_seq"), body.get("cursor")) {
+        (Some(ids), None, None) => {
             let ids = ids.as_array().filter(|ids| ids.len() <= REPLAY_IDS_MAX);
             let ids = ids.ok_or(bad("event_ids must be an array of at most 1000 event ids"))?;
             let ids: Option<Vec<&str>> = ids.iter().map(Value::as_str).collect();
@@ -151,13 +160,21 @@ fn selection(body: &Value) -> Result<ReplaySelection, ApiError> {
             let known = ids.into_iter().filter(|id| EventId::parse(id).is_some());
             Ok(ReplaySelection::Events(known.map(str::to_owned).collect()))
         }
-        (None, Some(from)) => {
+        (None, Some(from), None) => {
             let from = from.as_i64().filter(|from| (0..=POSITION_MAX).contains(from));
             Ok(ReplaySelection::FromPosition(
                 from.ok_or(bad("from_seq must be an integer of 0 or more"))?,
             ))
         }
-        _ => Err(bad("send exactly one of event_ids and from_seq")),
+        (None, None, Some(cursor)) => {
+            let cursor: Option<Cursor> = cursor.as_str().and_then(|text| text.parse().ok());
+            // Sending a whole log again is not what a place in another history asks for.
+            let cursor = cursor.filter(|cursor| cursor.epoch == epoch).ok_or(bad(
+                "cursor must be a cursor of the present log, such as the next of an earlier replay",
+            ))?;
+            Ok(ReplaySelection::FromPosition(cursor.position + 1))
+        }
+        _ => Err(bad("send exactly one of event_ids, from_seq and cursor")),
     }
 }
 

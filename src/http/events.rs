@@ -96,8 +96,7 @@ fn page_json(after: Option<Cursor>, page: &Page) -> String {
     body
 }
 
-/// What the caller missed, where its position is not one of this log: of another epoch, removed, or ahead of the head
-/// (D19). Positions that were never given to an event are no gap.
+/// What the caller missed, where its position is not one of this log: of another epoch, removed, or ahead of the head. Positions that were never given to an event are no gap.
 fn gap(after: Option<Cursor>, page: &Page) -> Option<(i64, i64)> {
     let positions = page.positions;
     match after {

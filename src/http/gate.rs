@@ -58,6 +58,11 @@ impl Gatekeeper {
         };
         framing
     }
+
+    /// Whether some of the body of the request under way has not been taken from the gate.
+    pub(super) fn owes_body(&self) -> bool {
+        matches!(self.0.lock().mode, Mode::Body(_))
+    }
 }
 
 fn framing(headers: &HeaderMap, saw_length: bool) -> Result<Framing, &'static str> {

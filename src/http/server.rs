@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use super::context;
-use super::gate::{Framing, Gate};
+use super::gate::{Framing, Gate, Gatekeeper};
 use crate::problem::ApiError;
 
 /// Connections served at once; further ones wait in the listener's queue. Well under the 16 384 files that the unit
@@ -119,7 +119,7 @@ impl Connection {
         let service = service_fn(move |request: Request<Incoming>| {
             // At once, and not in the future: the parser may read on before it polls that for the first time.
             let framing = keeper.framing(request.headers());
-            answer(router.clone(), framing, peer, request)
+            answer(router.clone(), framing, keeper.clone(), peer, request)
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -137,6 +137,7 @@ impl Connection {
 async fn answer(
     router: Router,
     framing: Result<Framing, &'static str>,
+    keeper: Gatekeeper,
     peer: SocketAddr,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
@@ -148,8 +149,9 @@ async fn answer(
         }
         Err(detail) => context::refusal(&ApiError::BadRequest(detail.into()), request.headers()),
     };
-    // Where a chunked body ends is known to the parser alone, so nothing may follow it on this connection.
-    if !matches!(framing, Ok(Framing::None | Framing::Length(_))) {
+    // Where a chunked body ends is known to the parser alone, so nothing may follow it on this connection. A body that
+    // was not read ends the connection as well: a client that is not told would lose its next request with it.
+    if !matches!(framing, Ok(Framing::None | Framing::Length(_))) || keeper.owes_body() {
         response
             .headers_mut()
             .insert(CONNECTION, HeaderValue::from_static("close"));
@@ -391,6 +393,7 @@ mod tests {
                 "HTTP/1.1 200 "
             };
             assert!(answer.starts_with(expected), "{answer}");
+            assert!(answer.to_lowercase().contains("\r\nconnection: close\r\n"), "{answer}");
         }
     }
 

@@ -27,6 +27,8 @@ use super::query::PathOf;
 
 /// How long a former secret signs as well, in seconds, when a rotation does not say.
 const OVERLAP_DEFAULT_S: f64 = 86_400.0;
+/// Deliveries that one subscription may run at a time.
+const INFLIGHT_MAX: i32 = 64;
 /// The longest overlap, in seconds.
 const OVERLAP_MAX_S: f64 = 604_800.0;
 
@@ -40,6 +42,9 @@ struct SubscriptionView {
     retry_policy: Option<Box<RawValue>>,
     created_at: Millis,
     updated_at: Millis,
+    /// Only where the subscription says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_inflight: Option<i32>,
     /// Only in the answer that made it.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret: Option<String>,
@@ -63,6 +68,7 @@ impl From<Subscription> for SubscriptionView {
             retry_policy: stored.retry_policy.and_then(|text| RawValue::from_string(text).ok()),
             created_at: Millis(stored.created_at),
             updated_at: Millis(stored.updated_at),
+            max_inflight: stored.max_inflight,
             secret: None,
             previous_secret_valid_until: None,
         }
@@ -110,6 +116,7 @@ pub(super) async fn create(
         .map(|policy| serde_json::to_string(&policy))
         .transpose()
         .map_err(ApiError::internal)?;
+    let max_inflight = member("max_inflight").map(max_inflight).transpose()?;
     let created = api
         .store
         .create_subscription(&NewSubscription {
@@ -118,7 +125,7 @@ pub(super) async fn create(
             endpoint: endpoint.as_str(),
             secret: &secret,
             retry_policy: retry_policy.as_deref(),
-            max_inflight: api.subscription_inflight,
+            max_inflight,
             consumer_max: api.subscriptions_max,
         })
         .await?;
@@ -126,14 +133,14 @@ pub(super) async fn create(
         secret: Some(secret),
         ..SubscriptionView::from(created)
     };
-    Ok(uncached(StatusCode::CREATED, &view))
+    Ok(json(StatusCode::CREATED, &view))
 }
 
 /// The caller's subscriptions, oldest first.
 pub(super) async fn list(State(api): State<Arc<Api>>, caller: Caller<Subscribe>) -> Result<Response, ApiError> {
     let stored = api.store.subscriptions(&caller.slug).await?;
     let subscriptions = stored.into_iter().map(SubscriptionView::from).collect();
-    Ok(uncached(StatusCode::OK, &SubscriptionList { subscriptions }))
+    Ok(json(StatusCode::OK, &SubscriptionList { subscriptions }))
 }
 
 /// One of them.
@@ -143,7 +150,7 @@ pub(super) async fn read(
     PathOf(id): PathOf<String>,
 ) -> Result<Response, ApiError> {
     let found = api.store.subscription(&caller.slug, &known(&id)?).await?;
-    Ok(uncached(
+    Ok(json(
         StatusCode::OK,
         &SubscriptionView::from(found.ok_or_else(unknown)?),
     ))
@@ -154,7 +161,9 @@ pub(super) async fn enable(
     State(api): State<Arc<Api>>,
     caller: Caller<Subscribe>,
     PathOf(id): PathOf<String>,
+    request: Request,
 ) -> Result<Response, ApiError> {
+    read_json(request, BODY_LIMIT).await?;
     let id = known(&id)?;
     let switched = api
         .store
@@ -162,7 +171,7 @@ pub(super) async fn enable(
         .await?
         .ok_or_else(unknown)?;
     (api.wake)(&[id]);
-    Ok(uncached(StatusCode::OK, &SubscriptionView::from(switched)))
+    Ok(json(StatusCode::OK, &SubscriptionView::from(switched)))
 }
 
 /// Pauses it: nothing is sent, and events published meanwhile are not queued.
@@ -170,13 +179,15 @@ pub(super) async fn disable(
     State(api): State<Arc<Api>>,
     caller: Caller<Subscribe>,
     PathOf(id): PathOf<String>,
+    request: Request,
 ) -> Result<Response, ApiError> {
+    read_json(request, BODY_LIMIT).await?;
     let switched = api
         .store
         .set_enabled(&caller.slug, &known(&id)?, Switch::Off)
         .await?
         .ok_or_else(unknown)?;
-    Ok(uncached(StatusCode::OK, &SubscriptionView::from(switched)))
+    Ok(json(StatusCode::OK, &SubscriptionView::from(switched)))
 }
 
 /// Puts a new secret in force; the former one signs beside it for the overlap.
@@ -212,7 +223,7 @@ pub(super) async fn rotate_secret(
         previous_secret_valid_until: Some(Millis(rotated.previous_secret_until)),
         ..SubscriptionView::from(rotated.subscription)
     };
-    Ok(uncached(StatusCode::OK, &view))
+    Ok(json(StatusCode::OK, &view))
 }
 
 /// A JSON string's text.
@@ -225,6 +236,15 @@ fn checked_secret(raw: &str) -> Result<String, ApiError> {
         .filter(|secret| (32..=256).contains(&secret.chars().count()) && !secret.contains('\0'))
         .ok_or(ApiError::Unprocessable(
             "secret must be a string of 32..256 characters without NUL; leave it out for a generated one".into(),
+        ))
+}
+
+fn max_inflight(raw: &str) -> Result<i32, ApiError> {
+    serde_json::from_str(raw)
+        .ok()
+        .filter(|count| (1..=INFLIGHT_MAX).contains(count))
+        .ok_or(ApiError::Unprocessable(
+            "max_inflight must be a whole number from 1 to 64; leave it out for the configured default".into(),
         ))
 }
 
@@ -254,10 +274,9 @@ fn unknown() -> ApiError {
     ApiError::NotFound("no such subscription of this consumer".into())
 }
 
-fn uncached(status: StatusCode, body: &impl Serialize) -> Response {
-    let mut response = json(status, body);
-    response
-        .headers_mut()
-        .insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+/// Keeps an answer out of every cache.
+pub(super) async fn uncached(mut response: Response) -> Response {
+    let no_store = HeaderValue::from_static("no-store");
+    response.headers_mut().insert(CACHE_CONTROL, no_store);
     response
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::domain::cursor::Cursor;
 use crate::domain::ids::SubscriptionId;
-use crate::store::{KnownEvent, LoopKey, NewDelivery, NewEvent, Store, StoreError};
+use crate::store::{KnownEvent, LoopKey, NewDelivery, NewEvent, Store, StoreError, View};
 
 use super::decide::{Decision, Ledger, loop_key};
 use super::{PublishError, PublishRequest, Published};
@@ -25,6 +25,9 @@ pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i
         .map(|event| event.envelope.event_id.as_str())
         .collect();
     let ids: Vec<&str> = ids.into_iter().collect();
+    // Before the counter row is taken, so that other processes do not wait for it.
+    let mut view = store.view();
+    let mut matches = matches(requests, &view);
     let mut group = store.open_group(&ids).await?;
 
     let keys = guarded_keys(requests, &group.known);
@@ -33,13 +36,17 @@ pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i
     let decisions: Vec<Result<Vec<Decision>, PublishError>> =
         requests.iter().map(|request| ledger.decide(request)).collect();
 
-    // The group brought the view up to date under the counter row, so these are the subscriptions in force.
-    let view = store.view();
+    // The group brought the view up to date under the counter row: what it says now is in force.
+    let current = store.view();
+    if current.version != view.version {
+        matches = self::matches(requests, &current);
+        view = current;
+    }
     let mut events = Vec::new();
     let mut deliveries = Vec::new();
-    for (request, decided) in requests.iter().zip(&decisions) {
+    for ((request, decided), matches) in requests.iter().zip(&decisions).zip(&matches) {
         let Ok(decided) = decided else { continue };
-        for (event, decision) in request.events.iter().zip(decided) {
+        for ((event, decision), matches) in request.events.iter().zip(decided).zip(matches) {
             let Decision::Store { hops } = *decision else { continue };
             events.push(NewEvent {
                 envelope: &event.envelope,
@@ -47,9 +54,9 @@ pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i
                 publisher: &request.publisher,
                 request_id: &request.request_id,
             });
-            deliveries.extend(view.matching(&event.envelope.event_type).map(|subscriber| NewDelivery {
+            deliveries.extend(matches.iter().map(|&index| NewDelivery {
                 event_id: &event.envelope.event_id,
-                subscription_id: &subscriber.id,
+                subscription_id: &view.subscribers()[index].id,
                 ordering_key: None,
             }));
         }
@@ -66,6 +73,17 @@ pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i
         .map(|(request, decided)| decided.map(|decided| answer(request, &decided, &positions, epoch)))
         .collect();
     Ok(Done { answers, subscriptions })
+}
+
+/// For each event of each request, the subscriptions it goes to, as places in the view.
+fn matches(requests: &[&PublishRequest], view: &View) -> Vec<Vec<Vec<usize>>> {
+    let of_request = |request: &&PublishRequest| {
+        let events = request.events.iter();
+        events
+            .map(|event| view.matching(&event.envelope.event_type).collect())
+            .collect()
+    };
+    requests.iter().map(of_request).collect()
 }
 
 /// What the loop guard must look up: events that are new and name a trace of their own. A trace that the server made for

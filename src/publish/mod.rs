@@ -7,11 +7,13 @@ mod decide;
 mod group;
 mod request;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::cursor::Cursor;
@@ -26,6 +28,8 @@ const WAITING_REQUESTS_MAX: usize = 4_096;
 const WAITING_KIB_MAX: u32 = 64 * 1024;
 /// How long a request may wait before it is told "not now"; it is then never stored.
 const WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long a group may take in all. The database bounds its statements; this bounds a network that swallows answers.
+const GROUP_DEADLINE: Duration = Duration::from_secs(10);
 /// Events of one group, unless a single request has more.
 const GROUP_EVENTS_MAX: usize = 256;
 /// Bytes of one group, unless a single request has more.
@@ -196,38 +200,137 @@ fn still_wanted(waiting: Waiting) -> Option<Waiting> {
     None
 }
 
-/// Runs a group; one that fails for a reason other than the database's absence is run again request by request, so that
-/// one request cannot spoil the answer of another.
+/// Runs a group and answers its requests. One that fails for a reason of its own is run again request by request, so
+/// that one request cannot spoil the answer of another.
 async fn commit(store: &SharedStore, max_hops: i32, ring: &Ring, group: Vec<Waiting>) {
     let requests: Vec<&PublishRequest> = group.iter().map(|waiting| &waiting.request).collect();
-    match group::run(store, &requests, max_hops).await {
-        Ok(done) => {
+    let running = AssertUnwindSafe(timeout(GROUP_DEADLINE, group::run(store, &requests, max_hops))).catch_unwind();
+    let error = match running.await {
+        Ok(Ok(Ok(done))) => {
             for (waiting, answer) in group.into_iter().zip(done.answers) {
                 let _ = waiting.answer.send(answer);
             }
             ring(&done.subscriptions);
+            return;
         }
-        Err(error) if group.len() == 1 || matches!(error, StoreError::Unavailable(_)) => {
-            tracing::error!(
-                error = &error as &dyn std::error::Error,
-                requests = group.len(),
-                "a publish group failed"
-            );
-            for waiting in group {
-                let _ = waiting.answer.send(Err(PublishError::from(&error)));
-            }
+        Ok(Ok(Err(error))) => error,
+        // Whether it was committed is unknown; the ids tell a producer that tries again.
+        Ok(Err(_elapsed)) => StoreError::Unavailable(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+        Err(_panic) => {
+            tracing::error!(requests = group.len(), "a publish group failed by a defect");
+            refuse(group, PublishError::Internal);
+            return;
         }
-        Err(error) => {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                requests = group.len(),
-                "a publish group failed and is run again request by request"
-            );
-            for waiting in group {
-                let Some(waiting) = still_wanted(waiting) else { continue };
-                // Boxed: the same function, one level down and never deeper.
-                Box::pin(commit(store, max_hops, ring, vec![waiting])).await;
-            }
+    };
+    if group.len() == 1 || error.is_outage() {
+        tracing::error!(
+            error = &error as &dyn std::error::Error,
+            requests = group.len(),
+            "a publish group failed"
+        );
+        refuse(group, PublishError::from(&error));
+        return;
+    }
+    tracing::warn!(
+        error = &error as &dyn std::error::Error,
+        requests = group.len(),
+        "a publish group failed and is run again request by request"
+    );
+    for waiting in group {
+        let Some(waiting) = still_wanted(waiting) else { continue };
+        // Boxed: the same function, one level down and never deeper.
+        Box::pin(commit(store, max_hops, ring, vec![waiting])).await;
+    }
+}
+
+/// Gives every request of a group the same refusal. A caller may be gone; then nobody reads it.
+fn refuse(group: Vec<Waiting>, error: PublishError) {
+    for waiting in group {
+        let _ = waiting.answer.send(Err(error.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting(events: usize, bytes: usize) -> (Waiting, oneshot::Receiver<Answer>) {
+        let raw = r#"{"event_id":"evt_01K7AAB2CD3EF4GH5JK6MN7PQR","event_type":"live.stream.started","version":1,
+            "source":"live","actor":{"type":"service","id":"live"},"timestamp":"2026-10-21T08:15:30Z",
+            "subject":{"type":"stream","id":"1"},"payload":{}}"#;
+        let rules = Rules {
+            sources: Default::default(),
+            max_payload_bytes: 65_536,
+        };
+        let one = PublishRequest::of_service(raw, "live", "4bf92f3577b34da6a3ce929d0e0e4736", false, &rules);
+        let mut request = one.expect("a valid event");
+        request.events = vec![request.events[0].clone(); events];
+        request.bytes = bytes;
+        let (answer, answered) = oneshot::channel();
+        let room = Arc::new(Semaphore::new(1));
+        let waiting = Waiting {
+            request,
+            since: Instant::now(),
+            answer,
+            _room: room.try_acquire_owned().expect("a free permit"),
+        };
+        (waiting, answered)
+    }
+
+    fn sizes(requests: &[(usize, usize)]) -> (usize, bool) {
+        let (sender, mut queue) = mpsc::channel(1000);
+        let mut all = requests.iter().map(|&(events, bytes)| waiting(events, bytes).0);
+        let first = all.next().expect("a first request");
+        for next in all {
+            assert!(sender.try_send(next).is_ok());
         }
+        let (group, carried) = gather(first, &mut queue);
+        (group.len(), carried.is_some())
+    }
+
+    #[test]
+    fn a_group_ends_at_256_events_or_a_mebibyte_and_a_larger_request_runs_alone() {
+        assert_eq!(sizes(&[(1, 100); 256]), (256, false));
+        assert_eq!(sizes(&[(1, 100); 257]), (256, true));
+        assert_eq!(sizes(&[(100, 100), (100, 100), (100, 100)]), (2, true));
+        let mebibyte = 1024 * 1024;
+        assert_eq!(sizes(&[(1, mebibyte - 1), (1, 1)]), (2, false));
+        assert_eq!(sizes(&[(1, mebibyte), (1, 1)]), (1, true));
+        assert_eq!(sizes(&[(100, 2 * mebibyte), (1, 1)]), (1, true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_waited_too_long_is_refused_and_never_run() {
+        let (waiting, answered) = waiting(1, 100);
+        tokio::time::advance(WAIT_MAX + Duration::from_millis(1)).await;
+        assert!(still_wanted(waiting).is_none());
+        assert!(matches!(answered.await, Ok(Err(PublishError::Unavailable))));
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_refuses_at_once() {
+        let (queue, _kept) = mpsc::channel(1);
+        let publisher = Publisher {
+            queue,
+            room: Arc::new(Semaphore::new(2)),
+        };
+        let large = waiting(1, 3 * 1024).0.request;
+        assert!(
+            matches!(publisher.publish(large).await, Err(PublishError::Unavailable)),
+            "no room"
+        );
+        let (small, more) = (waiting(1, 10).0.request, waiting(1, 10).0.request);
+        let first = tokio::spawn({
+            let publisher = publisher.clone();
+            async move { publisher.publish(small).await }
+        });
+        while publisher.queue.capacity() > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(
+            matches!(publisher.publish(more).await, Err(PublishError::Unavailable)),
+            "no place"
+        );
+        first.abort();
     }
 }

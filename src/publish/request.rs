@@ -30,7 +30,7 @@ pub struct PublishRequest {
     pub events: Vec<Prepared>,
     /// The principal that publishes, such as `svc:live`.
     pub publisher: String,
-    /// An id of the server's own: the loop guard counts requests by it, and no caller can choose it (D18).
+    /// An id of the server's own: the loop guard counts requests by it, and no caller can choose it.
     pub request_id: String,
     /// Roughly what it holds in memory.
     pub bytes: usize,
@@ -95,7 +95,7 @@ pub enum ItemFault {
 
 impl PublishRequest {
     /// Reads a body that a service sent: `slug` is its own source, `default_trace` the trace of the request, and
-    /// `trace_given` tells whether the caller named that one. Checks run in the order of `behaviour.md` §7.2 and the
+    /// `trace_given` tells whether the caller named that one. Checks run in a fixed order and the
     /// first failure ends it.
     pub fn of_service(
         body: &str,

@@ -7,6 +7,8 @@ use crate::domain::time::Millis;
 use super::settle::Key;
 use super::{Store, StoreError};
 
+/// What is on record of an attempt whose claim was lost.
+const LOST_ERROR: &str = "no result: the process that was sending died, or held the claim for too long";
 /// Lost claims released by one pass.
 const RECOVER_ROWS_MAX: i64 = 500;
 
@@ -30,6 +32,8 @@ pub struct Claim<'a> {
     pub lease_ms: i64,
     /// Rows wanted at most.
     pub room: i64,
+    /// Rows in flight at a time for a subscription that says nothing.
+    pub inflight_default: i32,
 }
 
 /// A delivery this process may send now.
@@ -145,7 +149,7 @@ impl Store {
             r#"
             WITH locked AS (
                 SELECT s.id, s.consumer, c.critical, c.important, c.low, c.consumer_room,
-                       greatest(s.max_inflight - (
+                       greatest(coalesce(s.max_inflight, $10) - (
                            SELECT count(*) FROM deliveries l WHERE l.subscription_id = s.id AND l.lease_until IS NOT NULL
                        ), 0) AS free
                 FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
@@ -203,6 +207,7 @@ impl Store {
             claim.room,
             claim.owner,
             claim.lease_ms,
+            claim.inflight_default,
         )
         .fetch_all(self.run(&mut transaction))
         .await?;
@@ -271,7 +276,9 @@ impl Store {
                 SET lease_owner = NULL, lease_until = NULL, claim_id = NULL, next_attempt_at = now_ms(),
                     updated_at = now_ms(),
                     attempt = CASE WHEN d.generation = d.claimed_generation THEN d.attempt + 1 ELSE 0 END,
-                    status = CASE WHEN d.generation = d.claimed_generation THEN d.status ELSE 'pending' END
+                    status = CASE WHEN d.generation = d.claimed_generation THEN 'failed' ELSE 'pending' END,
+                    last_status = NULL,
+                    last_error = CASE WHEN d.generation = d.claimed_generation THEN $3 END
                 FROM lost WHERE d.subscription_id = lost.subscription_id AND d.seq = lost.seq
                 RETURNING d.subscription_id, d.seq, d.ordering_key, d.status,
                           (SELECT b.status FROM deliveries b
@@ -283,6 +290,7 @@ impl Store {
             "#,
             judge,
             RECOVER_ROWS_MAX,
+            LOST_ERROR,
         )
         .fetch_all(self.run(&mut transaction))
         .await?;

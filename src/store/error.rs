@@ -31,6 +31,20 @@ pub enum StoreError {
     Database(#[source] sqlx::Error),
 }
 
+impl StoreError {
+    /// Whether the database as a whole is away or refusing, so that no other statement would fare better. A statement
+    /// that took too long or met a deadlock says nothing about the next one.
+    pub fn is_outage(&self) -> bool {
+        match self {
+            Self::Unavailable(sqlx::Error::Database(error)) => !error
+                .code()
+                .is_some_and(|code| ["57014", "40001", "40P01"].contains(&code.as_ref())),
+            Self::Unavailable(_) => true,
+            _ => false,
+        }
+    }
+}
+
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
         if is_transient(&error) {

@@ -96,7 +96,7 @@ impl Store {
             SELECT epoch.value AS "epoch!",
                    greatest((SELECT max(seq) FROM events), floor.value) AS "head!",
                    floor.value AS "floor!"
-            FROM store_epoch epoch, sequences floor
+            FROM store_epoch epoch, store_floor floor
             WHERE epoch.name = 'events' AND floor.name = 'events'
             "#
         )
@@ -182,7 +182,7 @@ impl Store {
             WITH bounds AS MATERIALIZED (
                 SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
                        floor.value AS floor
-                FROM store_epoch epoch, sequences floor
+                FROM store_epoch epoch, store_floor floor
                 WHERE epoch.name = 'events' AND floor.name = 'events'
             ), start AS MATERIALIZED (
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
@@ -221,7 +221,8 @@ impl Store {
         Ok(shape)
     }
 
-    /// Reads one exact type by its index: as many rows as wanted, however rare the type is.
+    /// Reads one exact type by its index: as many rows as wanted, however rare the type is. The type is compared as a
+    /// range, since an equality lets the planner walk the whole log in position order and filter.
     async fn page_of_type(
         &self,
         reader: &mut PgConnection,
@@ -234,14 +235,15 @@ impl Store {
             WITH bounds AS MATERIALIZED (
                 SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
                        floor.value AS floor
-                FROM store_epoch epoch, sequences floor
+                FROM store_epoch epoch, store_floor floor
                 WHERE epoch.name = 'events' AND floor.name = 'events'
             ), start AS MATERIALIZED (
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
             ), hits AS MATERIALIZED (
                 SELECT seq, size_bytes FROM events
-                WHERE event_type = $3 AND seq > (SELECT seq FROM start) AND env = 'production' AND project_id IS NULL
-                ORDER BY seq
+                WHERE (event_type, seq) > ($3, (SELECT seq FROM start)) AND event_type <= $3
+                  AND env = 'production' AND project_id IS NULL
+                ORDER BY event_type, seq
                 LIMIT $4
             ), kept AS MATERIALIZED (
                 SELECT seq FROM (SELECT seq, sum(size_bytes) OVER (ORDER BY seq) - size_bytes AS before FROM hits) h

@@ -5,7 +5,7 @@ use sqlx::{Connection, PgConnection};
 use super::{Addresses, StoreError};
 
 /// Applies what is missing, one process at a time (an advisory lock of the session). A database of the service before
-/// this one is refused untouched (D61); one that a newer release has migrated further is served as it is.
+/// this one is refused untouched; one that a newer release has migrated further is served as it is.
 pub async fn migrate(addresses: &Addresses) -> Result<(), StoreError> {
     let mut connection = PgConnection::connect_with(&addresses.direct).await?;
     // The old service records its migrations in `ov_migrations`; a table of events without our own record is not ours.

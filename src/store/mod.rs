@@ -1,4 +1,5 @@
-//! All SQL, one file per table family; returns domain types and never decides what a caller should answer.
+//! The record. Every SQL statement of the service is in this room, next to the function that runs it; callers get
+//! domain types and choose their own answers.
 //!
 //! The rules that keep concurrent publishes, claims and settles apart are in `docs/architecture.md`, "The store's
 //! protocol". Every statement that several processes may run at once says which of them it follows.
@@ -47,6 +48,8 @@ const POOL_CONNECTIONS_MAX: u32 = 16;
 /// How long a request waits for a connection before it is told "not now".
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// How long one statement may take.
+const STATEMENT_TIMEOUT: &str = "5s";
 /// How long a connection may rest before it is asked whether it still lives.
 const RESTED: Duration = Duration::from_secs(1);
 
@@ -79,10 +82,16 @@ impl Addresses {
                 .map(|options| options.application_name("openvibe-events"))
                 .map_err(StoreError::Database)
         };
+        let behind_pooler = pooled != direct;
+        let mut serving = options(pooled)?;
+        if !behind_pooler {
+            // A pooler hands connections on and refuses such settings; there each read opens with them (`BEGIN_READ`).
+            serving = serving.options([("statement_timeout", STATEMENT_TIMEOUT)]);
+        }
         Ok(Self {
-            pooled: options(pooled)?,
+            pooled: serving,
             direct: options(direct)?,
-            behind_pooler: pooled != direct,
+            behind_pooler,
         })
     }
 }

@@ -11,10 +11,14 @@ use super::counts::CountRole;
 use super::settle::Key;
 use super::{DeliveryCounts, Store, StoreError};
 
-/// Rows that one replay examines.
-const SCAN_ROWS_MAX: i64 = 20_000;
+/// Events that one replay examines, whatever matches.
+const SCAN_ROWS_MAX: i64 = 100_000;
 /// Deliveries that one replay queues.
 const QUEUED_MAX: i64 = 10_000;
+/// Deliveries queued by one transaction: publishing waits while it runs.
+const CHUNK: usize = 1_000;
+/// How often a chunk begins anew because marks of its keys moved while it waited for them.
+const ROUNDS_MAX: u32 = 50;
 
 /// Which events to send again.
 #[derive(Debug, Clone)]
@@ -38,70 +42,177 @@ impl Store {
     /// Queues deliveries of a subscription again; `None` when there is no such subscription.
     ///
     /// A claimed row only gets a new generation: the claim that runs releases it at its end, so no result of it can
-    /// overwrite the reset row.
+    /// overwrite the reset row. A failure half way leaves whole chunks queued, which a second try queues once more.
     pub async fn replay(
         &self,
         subscription_id: &SubscriptionId,
         selection: &ReplaySelection,
     ) -> Result<Option<Replayed>, StoreError> {
-        let mut transaction = self.begin().await?;
         let id = subscription_id.as_str();
-        let Some(pattern) = sqlx::query_scalar!(
+        let mut reader = self.reader().await?;
+        let pattern = sqlx::query_scalar!(
             "SELECT topic_pattern FROM subscriptions WHERE id = $1 AND project_id IS NULL",
             id
         )
-        .fetch_optional(self.run(&mut transaction))
-        .await?
-        else {
-            return Ok(None);
-        };
+        .fetch_optional(self.run(&mut reader))
+        .await?;
+        let Some(pattern) = pattern else { return Ok(None) };
         let pattern = TopicPattern::parse(&pattern).ok_or(StoreError::Corrupt { what: "topic pattern" })?;
         let (positions, next) = match selection {
-            ReplaySelection::Events(ids) => {
-                let rows = sqlx::query!(
-                    r#"
-                    SELECT seq, event_type FROM events
-                    WHERE id = ANY($1) AND env = 'production' AND project_id IS NULL
-                    ORDER BY seq
-                    "#,
-                    ids,
-                )
-                .fetch_all(self.run(&mut transaction))
-                .await?;
-                let matching = rows
-                    .iter()
-                    .filter(|row| pattern.matches(&row.event_type))
-                    .map(|row| row.seq);
-                (matching.collect::<Vec<i64>>(), None)
-            }
-            ReplaySelection::FromPosition(from) => {
-                let rows = sqlx::query!(
-                    r#"
-                    SELECT seq, event_type FROM events
-                    WHERE seq >= $1 AND event_type LIKE $2 AND env = 'production' AND project_id IS NULL
-                    ORDER BY seq
-                    LIMIT $3
-                    "#,
-                    from,
-                    pattern.like().unwrap_or_else(|| "%".to_owned()),
-                    SCAN_ROWS_MAX.min(QUEUED_MAX + 1),
-                )
-                .fetch_all(self.run(&mut transaction))
-                .await?;
-                let matching = rows
-                    .iter()
-                    .filter(|row| pattern.matches(&row.event_type))
-                    .map(|row| row.seq);
-                let mut positions: Vec<i64> = matching.collect();
-                let kept = usize::try_from(QUEUED_MAX).unwrap_or(usize::MAX);
-                let next = positions.get(kept).copied();
-                positions.truncate(kept);
-                (positions, next)
-            }
+            ReplaySelection::Events(ids) => (self.matching_ids(&mut reader, &pattern, ids).await?, None),
+            ReplaySelection::FromPosition(from) => self.matching_from(&mut reader, &pattern, *from).await?,
         };
-        let queued = self.requeue(&mut transaction, id, &positions).await?;
-        transaction.commit().await?;
+        drop(reader);
+        let mut queued = 0;
+        // One transaction a chunk, so that no publish waits for a whole replay.
+        for chunk in positions.chunks(CHUNK) {
+            queued += self.requeue_chunk(id, chunk).await?;
+        }
         Ok(Some(Replayed { queued, next }))
+    }
+
+    async fn matching_ids(
+        &self,
+        reader: &mut PgConnection,
+        pattern: &TopicPattern,
+        ids: &[String],
+    ) -> Result<Vec<i64>, StoreError> {
+        let rows = sqlx::query!(
+            r#"
+            SELECT seq, event_type FROM events
+            WHERE id = ANY($1) AND env = 'production' AND project_id IS NULL
+            ORDER BY seq
+            "#,
+            ids,
+        )
+        .fetch_all(self.run(reader))
+        .await?;
+        let matching = rows.into_iter().filter(|row| pattern.matches(&row.event_type));
+        Ok(matching.map(|row| row.seq).collect())
+    }
+
+    /// Positions from `from` on, and where to continue when there are more or the scan met its bound.
+    async fn matching_from(
+        &self,
+        reader: &mut PgConnection,
+        pattern: &TopicPattern,
+        from: i64,
+    ) -> Result<(Vec<i64>, Option<i64>), StoreError> {
+        let found = sqlx::query!(
+            r#"
+            WITH page AS MATERIALIZED (
+                SELECT seq, event_type, env, project_id FROM events WHERE seq >= $1 ORDER BY seq LIMIT $3
+            ), hits AS MATERIALIZED (
+                SELECT seq FROM page
+                WHERE event_type LIKE $2 AND env = 'production' AND project_id IS NULL
+                ORDER BY seq
+                LIMIT $4::bigint + 1
+            )
+            SELECT (SELECT array_agg(seq ORDER BY seq) FROM hits) AS hits,
+                   CASE WHEN (SELECT count(*) FROM hits) <= $4 AND (SELECT count(*) FROM page) = $3
+                        THEN (SELECT max(seq) + 1 FROM page) END AS scan_next
+            "#,
+            from,
+            pattern.like().unwrap_or_else(|| "%".to_owned()),
+            SCAN_ROWS_MAX,
+            QUEUED_MAX,
+        )
+        .fetch_one(self.run(reader))
+        .await?;
+        let mut positions = found.hits.unwrap_or_default();
+        let kept = usize::try_from(QUEUED_MAX).unwrap_or(usize::MAX);
+        let next = positions.get(kept).copied().or(found.scan_next);
+        positions.truncate(kept);
+        Ok((positions, next))
+    }
+
+    async fn requeue_chunk(&self, subscription_id: &str, positions: &[i64]) -> Result<i64, StoreError> {
+        for _ in 0..ROUNDS_MAX {
+            let mut transaction = self.begin().await?;
+            if self.lock_keys(&mut transaction, subscription_id, positions).await? {
+                let queued = self.requeue(&mut transaction, subscription_id, positions).await?;
+                transaction.commit().await?;
+                return Ok(queued);
+            }
+        }
+        let moving = "the marks of the replayed keys keep moving".to_owned();
+        Err(StoreError::Unavailable(sqlx::Error::Protocol(moving)))
+    }
+
+    /// Takes the right to make these rows and to move the marks of their keys; `false` when it has to be tried anew.
+    ///
+    /// The counter row comes first: with it, no publish and no other replay makes rows at the same time, so what is
+    /// counted as new is new, and no key without an unfinished row gets a mark from two sides. Whoever moves a mark
+    /// holds the marked row; those are locked in position order, as a settle locks its rows. A mark that moved while
+    /// this waited is locked without waiting: its holder may be waiting for a row that is held here.
+    async fn lock_keys(
+        &self,
+        transaction: &mut PgConnection,
+        subscription_id: &str,
+        positions: &[i64],
+    ) -> Result<bool, StoreError> {
+        sqlx::query!("SELECT version FROM store_counter WHERE name = 'events' FOR UPDATE")
+            .fetch_one(self.run(transaction))
+            .await?;
+        let locked = sqlx::query_scalar!(
+            r#"
+            WITH mine AS (
+                SELECT seq, ordering_key FROM deliveries WHERE subscription_id = $1 AND seq = ANY($2)
+            ), wanted AS (
+                SELECT seq FROM mine WHERE ordering_key IS NULL
+                UNION ALL
+                SELECT marked.seq
+                FROM (SELECT DISTINCT ordering_key FROM mine WHERE ordering_key IS NOT NULL) k
+                CROSS JOIN LATERAL (
+                    SELECT m.seq FROM deliveries m
+                    WHERE m.subscription_id = $1 AND m.ordering_key = k.ordering_key
+                      AND m.status IN ('pending', 'failed') AND m.head
+                    ORDER BY m.seq LIMIT 1
+                ) marked
+            )
+            SELECT d.seq
+            FROM deliveries d
+            JOIN wanted w ON w.seq = d.seq
+            WHERE d.subscription_id = $1
+            ORDER BY d.seq
+            FOR UPDATE OF d
+            "#,
+            subscription_id,
+            positions,
+        )
+        .fetch_all(self.run(transaction))
+        .await?;
+        let moved = sqlx::query!(
+            r#"
+            WITH marked AS MATERIALIZED (
+                SELECT marked.seq
+                FROM (
+                    SELECT DISTINCT ordering_key FROM deliveries
+                    WHERE subscription_id = $1 AND seq = ANY($2) AND ordering_key IS NOT NULL
+                ) k
+                CROSS JOIN LATERAL (
+                    SELECT m.seq FROM deliveries m
+                    WHERE m.subscription_id = $1 AND m.ordering_key = k.ordering_key
+                      AND m.status IN ('pending', 'failed') AND m.head
+                    ORDER BY m.seq LIMIT 1
+                ) marked
+                WHERE marked.seq <> ALL($3)
+            ), locked AS MATERIALIZED (
+                SELECT d.seq
+                FROM deliveries d
+                JOIN marked m ON m.seq = d.seq
+                WHERE d.subscription_id = $1 AND d.head AND d.status IN ('pending', 'failed')
+                FOR UPDATE OF d SKIP LOCKED
+            )
+            SELECT (SELECT count(*) FROM marked) AS "marks!", (SELECT count(*) FROM locked) AS "locked!"
+            "#,
+            subscription_id,
+            positions,
+            &locked,
+        )
+        .fetch_one(self.run(transaction))
+        .await?;
+        Ok(moved.marks == moved.locked)
     }
 
     /// Resets or makes the deliveries of these positions and moves the marks of their keys.
@@ -111,7 +222,7 @@ impl Store {
         subscription_id: &str,
         positions: &[i64],
     ) -> Result<i64, StoreError> {
-        // The rows and the heads of their keys, locked in position order as every other writer does.
+        // The rows, and the rows that carry the marks of their keys.
         let locked = sqlx::query!(
             r#"
             WITH mine AS (
@@ -122,7 +233,7 @@ impl Store {
                 CROSS JOIN LATERAL (
                     SELECT f.seq FROM deliveries f
                     WHERE f.subscription_id = $1 AND f.ordering_key = k.ordering_key
-                      AND f.status IN ('pending', 'failed')
+                      AND f.status IN ('pending', 'failed') AND f.head
                     ORDER BY f.seq LIMIT 1
                 ) first
             )

@@ -36,6 +36,11 @@ pub enum Outcome {
         /// What went wrong.
         error: String,
     },
+    /// Given up without another attempt.
+    GivenUp {
+        /// Why.
+        error: String,
+    },
     /// Never left the process: due again at once, and not counted as an attempt.
     Unsent,
 }
@@ -115,9 +120,10 @@ impl Store {
             UPDATE deliveries d
             SET status = CASE WHEN d.generation <> d.claimed_generation THEN 'pending'
                               WHEN r.outcome = 'unsent' THEN d.status
+                              WHEN r.outcome = 'given_up' THEN 'dead'
                               ELSE r.outcome END,
                 attempt = CASE WHEN d.generation <> d.claimed_generation THEN 0
-                               WHEN r.outcome = 'unsent' THEN d.attempt
+                               WHEN r.outcome IN ('unsent', 'given_up') THEN d.attempt
                                ELSE d.attempt + 1 END,
                 next_attempt_at = CASE WHEN d.generation <> d.claimed_generation OR r.outcome IN ('unsent', 'failed')
                                        THEN now_ms() + CASE WHEN d.generation = d.claimed_generation
@@ -235,6 +241,7 @@ impl<'a> ResultColumns<'a> {
                 Outcome::Delivered { status } => ("delivered", Some(*status), None, 0),
                 Outcome::Retry { status, error, wait_ms } => ("failed", *status, Some(error), *wait_ms),
                 Outcome::Dead { status, error } => ("dead", *status, Some(error), 0),
+                Outcome::GivenUp { error } => ("given_up", None, Some(error), 0),
                 Outcome::Unsent => ("unsent", None, None, 0),
             };
             columns.outcome.push(outcome);

@@ -21,6 +21,8 @@ pub struct Subscription {
     pub enabled: bool,
     /// Its own retry rule, JSON text.
     pub retry_policy: Option<String>,
+    /// How many deliveries it runs at a time, where it says so.
+    pub max_inflight: Option<i32>,
     /// When it was made, epoch milliseconds.
     pub created_at: i64,
     /// When it last changed, epoch milliseconds.
@@ -40,8 +42,8 @@ pub struct NewSubscription<'a> {
     pub secret: &'a str,
     /// Its own retry rule, JSON text.
     pub retry_policy: Option<&'a str>,
-    /// How many it may run at a time.
-    pub max_inflight: i32,
+    /// How many it may run at a time, 1..=64; `None` follows the configuration.
+    pub max_inflight: Option<i32>,
     /// How many subscriptions the consumer may hold.
     pub consumer_max: i64,
 }
@@ -92,7 +94,7 @@ impl Store {
                 id, consumer, topic_pattern, endpoint, secret, retry_policy, max_inflight, created_at, updated_at
             )
             VALUES ($1, $2, $3, $4, $5, $6, $7, now_ms(), now_ms())
-            RETURNING id, consumer, topic_pattern, endpoint, enabled = 1 AS "enabled!", retry_policy, created_at,
+            RETURNING id, consumer, topic_pattern, endpoint, enabled = 1 AS "enabled!", retry_policy, max_inflight, created_at,
                       updated_at
             "#,
             id.as_str(),
@@ -115,7 +117,8 @@ impl Store {
         Ok(sqlx::query_as!(
             Subscription,
             r#"
-            SELECT id, consumer, topic_pattern, endpoint, enabled = 1 AS "enabled!", retry_policy, created_at, updated_at
+            SELECT id, consumer, topic_pattern, endpoint, enabled = 1 AS "enabled!", retry_policy, max_inflight,
+                   created_at, updated_at
             FROM subscriptions
             WHERE consumer = $1
             ORDER BY created_at, id
@@ -132,7 +135,8 @@ impl Store {
         Ok(sqlx::query_as!(
             Subscription,
             r#"
-            SELECT id, consumer, topic_pattern, endpoint, enabled = 1 AS "enabled!", retry_policy, created_at, updated_at
+            SELECT id, consumer, topic_pattern, endpoint, enabled = 1 AS "enabled!", retry_policy, max_inflight,
+                   created_at, updated_at
             FROM subscriptions
             WHERE id = $1 AND consumer = $2
             "#,
@@ -168,7 +172,7 @@ impl Store {
             UPDATE subscriptions
             SET enabled = $3, updated_at = CASE WHEN enabled = $3 THEN updated_at ELSE now_ms() END
             WHERE id = $1 AND consumer = $2
-            RETURNING id, consumer, topic_pattern, endpoint, enabled = 1 AS "enabled!", retry_policy, created_at,
+            RETURNING id, consumer, topic_pattern, endpoint, enabled = 1 AS "enabled!", retry_policy, max_inflight, created_at,
                       updated_at
             "#,
             id.as_str(),
@@ -196,7 +200,7 @@ impl Store {
             SET previous_secret = CASE WHEN $4::bigint > 0 THEN secret END, previous_secret_until = now_ms() + $4,
                 secret = $3, updated_at = now_ms()
             WHERE id = $1 AND consumer = $2
-            RETURNING id, consumer, topic_pattern, endpoint, enabled = 1 AS "enabled!", retry_policy, created_at,
+            RETURNING id, consumer, topic_pattern, endpoint, enabled = 1 AS "enabled!", retry_policy, max_inflight, created_at,
                       updated_at, previous_secret_until AS "previous_secret_until!"
             "#,
             id.as_str(),
@@ -216,6 +220,7 @@ impl Store {
                 endpoint: row.endpoint,
                 enabled: row.enabled,
                 retry_policy: row.retry_policy,
+                max_inflight: row.max_inflight,
                 created_at: row.created_at,
                 updated_at: row.updated_at,
             },

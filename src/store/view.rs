@@ -58,14 +58,14 @@ impl View {
         &self.subscribers
     }
 
-    /// The subscriptions that an event of this type is delivered to.
-    pub fn matching<'a>(&'a self, event_type: &'a str) -> impl Iterator<Item = &'a Subscriber> {
+    /// The subscriptions that an event of this type is delivered to, as places in [`View::subscribers`].
+    pub fn matching(&self, event_type: &str) -> impl Iterator<Item = usize> {
         [first_segment(event_type), ""]
             .into_iter()
             .filter_map(|first| self.by_first_segment.get(first))
             .flatten()
-            .map(|&index| &self.subscribers[index])
-            .filter(move |subscriber| subscriber.pattern.matches(event_type))
+            .copied()
+            .filter(move |&index| self.subscribers[index].pattern.matches(event_type))
     }
 }
 

@@ -30,6 +30,7 @@ const TYPE: &str = "live.stream.started";
 fn settings() -> DeliverySettings {
     DeliverySettings {
         max_inflight: 64,
+        inflight_default: 1,
         retry: Schedule {
             max_attempts: 3,
             backoff_ms: vec![50],
@@ -147,7 +148,7 @@ impl World {
                 endpoint,
                 secret: SECRET,
                 retry_policy: None,
-                max_inflight: 1,
+                max_inflight: None,
                 consumer_max: 100,
             })
             .await
@@ -295,6 +296,35 @@ async fn an_endpoint_that_is_no_longer_allowed_is_dead_at_once_and_not_called() 
     let row = &world.rows(&id).await[0];
     assert_eq!((row.attempt, row.last_status), (1, None));
     assert!(world.receiver.calls().is_empty());
+}
+
+#[tokio::test]
+async fn attempts_that_end_without_a_result_count_and_end_the_delivery_after_one_more_than_allowed() {
+    let world = World::new().await;
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    world.publish(2, &[&id]).await;
+    // What three and four crashes leave behind; three attempts are allowed.
+    let crashes = "UPDATE deliveries SET attempt = 2 + seq, status = 'failed', updated_at = 0";
+    sqlx::query(crashes)
+        .execute(world.database.pool())
+        .await
+        .expect("an update");
+    let _process = Process::start(world.database.url(), settings()).await;
+    eventually("both deliveries end", SOON, async || {
+        let rows = world.rows(&id).await;
+        let states: Vec<(&str, i32)> = rows.iter().map(|row| (row.status.as_str(), row.attempt)).collect();
+        (states == [("delivered", 4), ("dead", 4)])
+            .then_some(())
+            .ok_or(format!("{rows:?}"))
+    })
+    .await;
+    assert_eq!(
+        world.receiver.calls().len(),
+        1,
+        "the one that is given up is not sent again"
+    );
+    let error = world.rows(&id).await[1].last_error.clone().expect("a reason on record");
+    assert!(error.contains("used up"), "{error}");
 }
 
 #[tokio::test]

@@ -1,11 +1,31 @@
 //! Integration tests: the real binary against a real PostgreSQL, a real issuer and real webhook receivers.
 //!
-//! Every test makes what it uses with `support` and shares nothing with its neighbours, so all of them run at once.
-//! The PostgreSQL server comes from `OV_TEST_PG_URL`; without it a test fails and says how to start one.
+//! Every test makes what it uses with `support`, or shares a running service in which it keeps to rows of its own, so
+//! all of them run at once. The PostgreSQL server comes from `OV_TEST_PG_URL`; without it a test fails and says how to
+//! start one.
 
+mod api_authority;
+mod api_deliveries;
+mod api_edge;
+mod api_process;
+mod api_publish;
+mod api_read;
+mod api_refusals;
+mod api_subscriptions;
+mod api_world;
 mod contracts;
 mod delivery_worker;
 mod dev;
 mod first_event;
 mod harness_self;
+mod store_claims;
+mod store_counter;
+mod store_fixture;
+mod store_heads;
+mod store_leases;
+mod store_migrate;
+mod store_pooler;
+mod store_publish;
+mod store_pulls;
+mod store_replay;
 mod support;

@@ -1,0 +1,341 @@
+//! What operators see and do: the list of deliveries and the replay.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::{
+    api_world::{Site, consumer, cursor, operator, text},
+    support::{
+        client::Response,
+        contracts::assert_valid,
+        envelopes::{Envelope, batch, envelope, envelopes, event_id, id},
+    },
+};
+
+const DELIVERIES: &str = "/api/v1/deliveries";
+
+async fn list(site: &Site, query: &str) -> Response {
+    let answer = site
+        .one()
+        .get(&format!("{DELIVERIES}?{query}"), Some(&operator()))
+        .await;
+    assert_eq!(answer.status, 200, "{query}: {}", answer.text);
+    assert_valid("events.delivery-admin-result@1", &answer.body);
+    answer
+}
+
+async fn replay(site: &Site, body: &Value) -> Value {
+    let answer = site
+        .one()
+        .post(&format!("{DELIVERIES}/replay"), Some(&operator()), body)
+        .await
+        .expect(200);
+    assert_valid("events.delivery-admin-result@1", &answer);
+    answer
+}
+
+fn rows(page: &Value) -> Vec<(i64, String)> {
+    let rows = page["deliveries"].as_array().expect("a list");
+    rows.iter()
+        .map(|row| {
+            (
+                row["seq"].as_i64().expect("a position"),
+                text(row, "subscription_id").to_owned(),
+            )
+        })
+        .collect()
+}
+
+/// Walks the list from its start, checking that every page but the last names the next one.
+async fn walk(site: &Site, query: &str, limit: usize) -> Vec<(i64, String)> {
+    let mut seen = Vec::new();
+    let mut after = String::new();
+    loop {
+        let page = list(site, &format!("{query}&limit={limit}&after={after}")).await.body;
+        let mut rows = rows(&page);
+        assert!(rows.len() <= limit);
+        assert!(
+            seen.is_empty() || !rows.is_empty(),
+            "a page that names the next one is not the last"
+        );
+        let full = rows.len() == limit;
+        seen.append(&mut rows);
+        match page.get("next") {
+            Some(next) => {
+                assert!(full, "a page that is not full is the last: {page}");
+                after = next.as_str().expect("a text").to_owned();
+            }
+            None => return seen,
+        }
+    }
+}
+
+/// A site with 40 events, each on its way to three subscriptions, in every state.
+async fn filled() -> (Site, Vec<String>, Vec<(i64, String)>) {
+    let site = Site::own(1, &[]).await;
+    let (slug, events) = (consumer(), envelopes("live", 40));
+    let mut ids = Vec::new();
+    for path in ["a", "b", "c"] {
+        ids.push(text(&site.subscribe(&slug, "live.*", path).await, "id").to_owned());
+    }
+    site.one().publish_as("live", &batch(&events)).await.expect(201);
+    site.run(
+        "UPDATE deliveries SET status = (ARRAY['pending', 'failed', 'delivered', 'dead'])[1 + seq % 4], \
+         attempt = seq % 4, last_status = 503, last_error = 'HTTP 503', \
+         delivered_at = CASE WHEN seq % 4 = 2 THEN now_ms() END, \
+         next_attempt_at = CASE WHEN seq % 4 < 2 THEN now_ms() + 86400000 END; \
+         TRUNCATE delivery_counts; \
+         INSERT INTO delivery_counts (owner, role, period, pending, failed, delivered, dead) \
+         SELECT '', '', 0, count(*) FILTER (WHERE status = 'pending'), count(*) FILTER (WHERE status = 'failed'), \
+         count(*) FILTER (WHERE status = 'delivered'), count(*) FILTER (WHERE status = 'dead') FROM deliveries",
+    )
+    .await;
+    ids.sort();
+    let all = (1..=40)
+        .flat_map(|seq| ids.iter().map(move |id| (seq, id.clone())))
+        .collect();
+    (site, ids, all)
+}
+
+#[tokio::test]
+async fn the_list_walks_every_row_once_by_position_and_subscription() {
+    let (site, ids, all) = filled().await;
+    for limit in [1, 7, 40, 60, 120, 1000] {
+        assert_eq!(walk(&site, "", limit).await, all, "by {limit}");
+    }
+    let of = |wanted: &str| all.iter().filter(|(_, id)| id == wanted).cloned().collect::<Vec<_>>();
+    assert_eq!(
+        walk(&site, &format!("subscription_id={}", ids[1]), 7).await,
+        of(&ids[1])
+    );
+    for (at, status) in ["pending", "failed", "delivered", "dead"].into_iter().enumerate() {
+        let wanted: Vec<_> = all.iter().filter(|(seq, _)| seq % 4 == at as i64).cloned().collect();
+        assert_eq!(walk(&site, &format!("status={status}"), 7).await, wanted, "{status}");
+        let one: Vec<_> = wanted.iter().filter(|(_, id)| *id == ids[2]).cloned().collect();
+        assert_eq!(
+            walk(&site, &format!("status={status}&subscription_id={}", ids[2]), 3).await,
+            one,
+            "{status}"
+        );
+    }
+    for nobody in [id("sub"), "x".to_owned(), "%00".to_owned()] {
+        assert!(rows(&list(&site, &format!("subscription_id={nobody}")).await.body).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn the_list_still_takes_a_position_and_counts_everything_whatever_the_filter() {
+    let (site, ids, all) = filled().await;
+    let first = list(&site, "").await;
+    assert_eq!(rows(&first.body), all[..100], "a hundred when nothing is said");
+    let counts = json!({ "pending": 30, "failed": 30, "delivered": 30, "dead": 30 });
+    for query in [
+        "",
+        "status=dead",
+        "after_seq=40",
+        &format!("subscription_id={}", ids[0]),
+    ] {
+        assert_eq!(list(&site, query).await.body["counts"], counts, "{query}");
+    }
+    let after = |seq: i64| all.iter().filter(|(at, _)| *at > seq).cloned().collect::<Vec<_>>();
+    for seq in [0, 1, 17, 39, 40, 9_007_199_254_740_991] {
+        assert_eq!(
+            rows(&list(&site, &format!("after_seq={seq}&limit=1000")).await.body),
+            after(seq),
+            "{seq}"
+        );
+    }
+    let page = list(&site, "after_seq=17&limit=4").await.body;
+    let next = list(&site, &format!("limit=1000&after={}", text(&page, "next")))
+        .await
+        .body;
+    assert_eq!(
+        [rows(&page), rows(&next)].concat(),
+        after(17),
+        "after_seq and next go together"
+    );
+}
+
+#[tokio::test]
+async fn a_row_of_the_list_is_shown_with_the_members_of_the_contract_and_without_the_payload() {
+    let (site, ids, _) = filled().await;
+    let answer = list(&site, &format!("status=delivered&limit=1&subscription_id={}", ids[0])).await;
+    let row = &answer.body["deliveries"][0];
+    let start = format!(
+        r#"{{"deliveries":[{{"event_id":"{}","subscription_id":"{}","seq":2,"status":"delivered","attempt":2,"next_attempt_at":null,"last_status":503,"last_error":"HTTP 503","delivered_at":"2"#,
+        text(row, "event_id"),
+        ids[0]
+    );
+    assert!(answer.text.starts_with(&start), "{}", answer.text);
+    assert!(
+        !answer.text.contains("payload") && !answer.text.contains("secret"),
+        "{}",
+        answer.text
+    );
+}
+
+#[tokio::test]
+async fn a_replay_of_events_queues_those_that_are_stored_and_match() {
+    let site = Site::shared().await;
+    let slug = consumer();
+    let events = envelopes("live", 6);
+    let made = site.subscribe(&slug, events[0].type_name(), "replay").await;
+    let sub = text(&made, "id").to_owned();
+    let other = envelope("live");
+    site.one().publish_as("live", &batch(&events)).await.expect(201);
+    site.one().publish(&other).await.expect(201);
+    site.run(&format!(
+        "UPDATE deliveries SET status = 'delivered', attempt = 3, last_status = 200, last_error = 'x', \
+         delivered_at = 5, next_attempt_at = NULL WHERE subscription_id = '{sub}'"
+    ))
+    .await;
+    // A row that is gone is made again.
+    site.run(&format!("DELETE FROM deliveries WHERE event_id = '{}'", events[0].id()))
+        .await;
+    site.run(&format!(
+        "UPDATE events SET env = 'sandbox' WHERE id = '{}'",
+        events[5].id()
+    ))
+    .await;
+
+    let chosen = [
+        events[0].id(),
+        events[1].id(),
+        events[1].id(),
+        other.id(),
+        events[5].id(),
+        "evt_x",
+        "\u{0}",
+        "",
+    ];
+    let mut ids: Vec<String> = chosen.into_iter().map(str::to_owned).collect();
+    ids.push(event_id());
+    let answer = replay(&site, &json!({ "subscription_id": sub, "event_ids": ids, "more": 1 })).await;
+    assert_eq!(answer, json!({ "subscription_id": sub, "queued": 2 }));
+    let reset = site
+        .number(
+            "SELECT count(*) FROM deliveries WHERE subscription_id = $1 AND status = 'pending' AND attempt = 0 \
+             AND next_attempt_at <= now_ms() AND last_status IS NULL AND last_error IS NULL AND delivered_at IS NULL",
+            &sub,
+        )
+        .await;
+    assert_eq!(
+        (reset, site.deliveries_of(&sub).await),
+        (2, 6),
+        "two are due, the others stay as they were"
+    );
+
+    assert_eq!(
+        replay(&site, &json!({ "subscription_id": sub, "event_ids": [] })).await["queued"],
+        0
+    );
+    let many: Vec<String> = (0..1000).map(|_| event_id()).collect();
+    assert_eq!(
+        replay(&site, &json!({ "subscription_id": sub, "event_ids": many })).await["queued"],
+        0
+    );
+}
+
+#[tokio::test]
+async fn a_replay_from_a_position_queues_what_matches_from_there_on_even_while_disabled() {
+    let site = Site::shared().await;
+    let slug = consumer();
+    let events = envelopes("live", 10);
+    let others = envelopes("live", 10);
+    let mixed: Vec<Envelope> = events
+        .iter()
+        .zip(&others)
+        .flat_map(|(a, b)| [a.clone(), b.clone()])
+        .collect();
+    site.one().publish_as("live", &batch(&mixed)).await.expect(201);
+    let made = site.subscribe(&slug, events[0].type_name(), "replay").await;
+    let sub = text(&made, "id").to_owned();
+    let path = format!("/api/v1/subscriptions/{sub}/disable");
+    site.one()
+        .post(&path, Some(&site.one().service_token(&slug)), &json!({}))
+        .await
+        .expect(200);
+    let fourth = site
+        .number("SELECT seq FROM events WHERE id = $1", events[3].id())
+        .await;
+    for (from, queued) in [(fourth, 7), (fourth + 1, 6), (0, 10), (9_007_199_254_740_991, 0)] {
+        let answer = replay(&site, &json!({ "subscription_id": sub, "from_seq": from })).await;
+        assert_eq!(
+            answer,
+            json!({ "subscription_id": sub, "queued": queued }),
+            "from {from}"
+        );
+    }
+    for (after, queued) in [(fourth, 6), (fourth - 1, 7), (0, 10), (9_007_199_254_740_991, 0)] {
+        let answer = replay(&site, &json!({ "subscription_id": sub, "cursor": cursor(0, after) })).await;
+        assert_eq!(
+            answer,
+            json!({ "subscription_id": sub, "queued": queued }),
+            "after {after}"
+        );
+    }
+    assert_eq!(site.deliveries_of(&sub).await, 10);
+}
+
+#[tokio::test]
+async fn a_replay_of_more_than_ten_thousand_says_where_to_go_on() {
+    let site = Site::own(1, &[]).await;
+    let slug = consumer();
+    let sub = text(&site.subscribe(&slug, "live.many.*", "replay").await, "id").to_owned();
+    let made = 20_050;
+    // Every second event matches; the log has holes.
+    site.run(&format!(
+        "INSERT INTO events (id, seq, event_type, version, source, actor, subject_type, subject_id, trace_id, \
+         priority, visibility, occurred_at, received_at, payload, publisher) \
+         SELECT 'evt_' || lpad(n::text, 26, '0'), n * 3, CASE WHEN n % 2 = 0 THEN 'live.many.x' ELSE 'live.other.x' END, \
+         1, 'live', '{{\"type\":\"service\",\"id\":\"live\"}}', 't', '1', repeat('1', 32), 'low', 'internal', \
+         '2026-10-21T08:15:30Z', 1, '{{}}', 'svc:live' FROM generate_series(1, {made}) n"
+    ))
+    .await;
+    let first = replay(&site, &json!({ "subscription_id": sub, "from_seq": 0 })).await;
+    assert_eq!(
+        first,
+        json!({ "subscription_id": sub, "queued": 10_000, "next": cursor(0, 20_002 * 3 - 1) })
+    );
+    let rest = replay(&site, &json!({ "subscription_id": sub, "cursor": first["next"] })).await;
+    assert_eq!(rest, json!({ "subscription_id": sub, "queued": 25 }));
+    assert_eq!(site.deliveries_of(&sub).await, 10_025);
+    // Exactly ten thousand leave nothing.
+    let from = 2 * 26 * 3;
+    assert_eq!(
+        replay(&site, &json!({ "subscription_id": sub, "from_seq": from })).await,
+        json!({ "subscription_id": sub, "queued": 10_000 })
+    );
+    let counts = list(&site, "limit=1").await.body["counts"].clone();
+    assert_eq!(
+        counts,
+        json!({ "pending": 10_025, "failed": 0, "delivered": 0, "dead": 0 })
+    );
+    let walked = walk(&site, "", 1000).await;
+    assert_eq!(walked.len(), 10_025);
+    assert_eq!(walked.iter().collect::<BTreeSet<_>>().len(), 10_025);
+}
+
+#[tokio::test]
+async fn replays_and_states_are_counted_as_they_change() {
+    let (site, ids, _) = filled().await;
+    let (mut pending, mut dead) = (30, 30);
+    let dead_events: Vec<String> =
+        sqlx::query_scalar("SELECT event_id FROM deliveries WHERE subscription_id = $1 AND status = 'dead'")
+            .bind(&ids[0])
+            .fetch_all(&site.pool)
+            .await
+            .expect("ten rows");
+    for chosen in dead_events.chunks(4) {
+        replay(&site, &json!({ "subscription_id": ids[0], "event_ids": chosen })).await;
+        (pending, dead) = (pending + chosen.len(), dead - chosen.len());
+        let counts = list(&site, "status=dead").await.body["counts"].clone();
+        assert_eq!(
+            counts,
+            json!({ "pending": pending, "failed": 30, "delivered": 30, "dead": dead })
+        );
+    }
+    let answer = list(&site, &format!("status=dead&subscription_id={}", ids[0])).await;
+    assert!(rows(&answer.body).is_empty(), "{}", answer.text);
+}
