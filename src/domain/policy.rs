@@ -171,6 +171,11 @@ impl Policy {
         self.semantics
     }
 
+    /// Whether its deliveries keep an order.
+    pub fn is_ordered(&self) -> bool {
+        self.key.is_some()
+    }
+
     /// Members that are kept and change nothing in this version.
     pub fn without_effect(&self) -> &[&'static str] {
         &self.without_effect

@@ -11,6 +11,7 @@ pub mod fallback;
 mod gate;
 pub mod health;
 pub mod metrics;
+mod policies;
 mod publish;
 pub mod query;
 pub mod server;
