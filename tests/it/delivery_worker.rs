@@ -193,6 +193,7 @@ impl World {
                     event_id: &event.event_id,
                     subscription_id: id,
                     ordering_key: *key,
+                    at_most_once: false,
                 })
             })
             .collect();
