@@ -36,7 +36,11 @@ INSERT INTO store_epoch (name, value) VALUES ('events', 0);
 
 CREATE FUNCTION raise_store_version() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE store_counter SET version = version + 1 WHERE name = 'events';
+    -- A moment, not a count: after a fail-over that lost changes, a later change must not bring back a number that
+    -- processes have seen.
+    UPDATE store_counter
+    SET version = greatest(version + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+    WHERE name = 'events';
     RETURN NULL;
 END
 $$;

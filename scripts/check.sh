@@ -49,6 +49,13 @@ RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --locked
 say "dependencies: bans, licences, sources"
 deny=$(cargo_deny)
 "$deny" --locked check bans licenses sources
+say "dependencies: advisories"
+# Fetching comes first and by itself: without a network there is nothing to judge by, which is no fault of the change.
+if "$deny" --locked fetch db 2>/dev/null; then
+  "$deny" --frozen check advisories
+else
+  say "advisories: skipped, the advisory database cannot be fetched"
+fi
 lines=$(scripts/services.sh up)
 eval "$lines"
 say "queries"

@@ -15,6 +15,7 @@ pub mod problem;
 pub mod publish;
 pub mod store;
 pub mod telemetry;
+pub mod tls;
 mod vitals;
 
 use std::net::SocketAddr;
@@ -30,6 +31,7 @@ use config::{Config, Database};
 use delivery::{Delivery, DeliverySettings};
 use http::api::Api;
 use http::health::{Readiness, SERVICE};
+use identity::limits::{Allowance, Limits};
 use identity::{Keys, Verifier};
 use publish::{Publisher, Ring, Rules};
 use store::{Addresses, SharedStore, Store};
@@ -90,12 +92,11 @@ impl App {
         let addresses = Addresses::parse(database.url.expose(), database.direct_url.expose())?;
         store::migrate(&addresses).await?;
         let store: SharedStore = Arc::new(Store::connect(addresses).await?);
-        if config.delivery.secret_keys.is_empty() {
-            tracing::warn!("EVENTS_SECRET_KEY is not set: signing secrets are stored as they are given");
-        }
+        tracing::warn!("{}", config.delivery.secrets_warning());
 
         let stop_background = CancellationToken::new();
-        let keys = keys(config)?;
+        let trust = tls::Trust::load(&config.authorities);
+        let keys = keys(config, &trust)?;
         let tasks = TaskTracker::new();
         tasks.spawn({
             let (keys, stop) = (keys.clone(), stop_background.clone());
@@ -103,7 +104,11 @@ impl App {
         });
 
         let delivery = if config.delivery.worker {
-            delivery::start(Arc::clone(&store), delivery_settings(config), stop_background.clone())?
+            delivery::start(
+                Arc::clone(&store),
+                delivery_settings(config, trust),
+                stop_background.clone(),
+            )?
         } else {
             delivery::watch(Arc::clone(&store), stop_background.clone())
         };
@@ -140,6 +145,12 @@ impl App {
                 audience: AUDIENCE.to_owned(),
             },
             store: Arc::clone(&store),
+            limits: config.limits.enabled.then(|| {
+                Limits::new(Allowance {
+                    minute: config.limits.per_minute,
+                    hour: config.limits.per_hour,
+                })
+            }),
             publisher,
             rules: Rules {
                 sources: config.publish.sources.clone(),
@@ -206,17 +217,17 @@ impl App {
     }
 }
 
-fn keys(config: &Config) -> Result<Keys, AppError> {
+fn keys(config: &Config, trust: &tls::Trust) -> Result<Keys, AppError> {
     match &config.identity.public_key_pem {
         Some(pem) => Keys::pinned(pem).map_err(AppError::PinnedKey),
         None => {
             let url = format!("{}/api/.well-known/jwks", config.identity.network_internal_url);
-            Ok(Keys::fetching(url.parse().map_err(AppError::IssuerUrl)?))
+            Ok(Keys::fetching(url.parse().map_err(AppError::IssuerUrl)?, trust.clone()))
         }
     }
 }
 
-fn delivery_settings(config: &Config) -> DeliverySettings {
+fn delivery_settings(config: &Config, trust: tls::Trust) -> DeliverySettings {
     let delivery = &config.delivery;
     DeliverySettings {
         max_inflight: usize::from(delivery.max_inflight),
@@ -233,6 +244,7 @@ fn delivery_settings(config: &Config) -> DeliverySettings {
             jitter: delivery.backoff_jitter,
         },
         hosts: delivery.endpoint_hosts.clone(),
+        trust,
         user_agent: USER_AGENT.to_owned(),
         clock: clock::now,
     }

@@ -15,6 +15,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 pub use crate::domain::envelope::FieldError;
+pub use crate::identity::limits::Window as LimitWindow;
 
 /// Human text. It may change between releases; programs read the code.
 pub type Detail = Cow<'static, str>;
@@ -41,10 +42,6 @@ pub enum TokenFault {
     InvalidClaims,
     /// A sandbox token where only production ones are accepted.
     SandboxRefused,
-    /// The app was revoked at or after `iat`.
-    Revoked,
-    /// A stream bearer that is neither a service nor a user token.
-    Invalid,
 }
 
 impl TokenFault {
@@ -78,57 +75,8 @@ impl TokenFault {
                 "the token's claims do not describe a service or app this service accepts",
             ),
             Self::SandboxRefused => ("token.sandbox_refused", "a sandbox token is not accepted here"),
-            Self::Revoked => (
-                "token.revoked",
-                "the app's access was revoked; ask for a new token after it is restored",
-            ),
-            Self::Invalid => (
-                "token.invalid",
-                "the bearer token is neither a service token nor a session token",
-            ),
         }
     }
-}
-
-/// A window of the per-actor limiter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LimitWindow {
-    /// 60 s, aligned to the Unix epoch.
-    Minute,
-    /// 3600 s, aligned to the Unix epoch.
-    Hour,
-}
-
-impl LimitWindow {
-    /// The word on the wire and in metrics.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Minute => "minute",
-            Self::Hour => "hour",
-        }
-    }
-}
-
-/// A quota of a developer app.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Quota {
-    /// Events published in the last 60 s.
-    PublishRate {
-        /// Events allowed.
-        limit: u64,
-    },
-    /// Bytes kept in the hot tier.
-    RetainedBytes {
-        /// Bytes allowed.
-        limit: u64,
-        /// Bytes in use.
-        used: u64,
-    },
-    /// Subscriptions of the project in this environment.
-    Subscriptions {
-        /// Subscriptions allowed.
-        limit: u64,
-    },
 }
 
 /// Every refusal of the routes for publishing, reading, checkpoints, subscriptions and deliveries, and of HTTP itself.
@@ -148,9 +96,6 @@ pub enum ApiError {
     /// 403 `capability.denied`; the text names the capability or the kind of caller needed.
     #[error("{0}")]
     CapabilityDenied(Detail),
-    /// 403 `capability.unknown`: retired in the contracts.
-    #[error("the capability {0} is no longer in use")]
-    CapabilityUnknown(String),
     /// 429 `rate_limited`, with a body of its own.
     #[error("{limit}: at most {max} per {} for each caller", .window.label())]
     RateLimited {
@@ -170,6 +115,14 @@ pub enum ApiError {
     /// 400 `events.bad_request`: a query parameter or a member of a body; the text names it.
     #[error("{0}")]
     BadRequest(Detail),
+    /// 431 `events.bad_request`: what comes before the body.
+    #[error("a request has at most {headers} headers, and {bytes} bytes before its body")]
+    HeadTooLarge {
+        /// Bytes allowed, request line included.
+        bytes: usize,
+        /// Headers allowed.
+        headers: usize,
+    },
     /// 422 `events.bad_request`: a member of a subscription body; the text names it.
     #[error("{0}")]
     Unprocessable(Detail),
@@ -177,7 +130,7 @@ pub enum ApiError {
     #[error("{0}")]
     UnsupportedMediaType(Detail),
     /// 413 `events.batch_too_large`: the body, before or after decompression.
-    #[error("the request body is over {limit} bytes; send fewer events at once")]
+    #[error("the request body is over {limit} bytes, the most that this route reads")]
     BodyTooLarge {
         /// Bytes allowed.
         limit: usize,
@@ -207,12 +160,6 @@ pub enum ApiError {
     /// 422 `events.bad_topic`: a pattern in a subscription or delivery policy.
     #[error("{0}")]
     BadTopicBody(Detail),
-    /// 403 `events.topic_not_allowed`: an app's pattern out of its scope.
-    #[error("the app may not read the pattern {pattern}; name a first segment, and its own project key under app.")]
-    TopicNotAllowed {
-        /// The refused pattern.
-        pattern: String,
-    },
 
     /// 413 `events.batch_too_large`: too many events.
     #[error("a batch holds at most {limit} events")]
@@ -226,15 +173,6 @@ pub enum ApiError {
         /// What is wrong, by JSON pointer.
         errors: Vec<FieldError>,
     },
-    /// 422 `events.invalid_redaction`.
-    #[error("{}", summary("payload.redacts is not a valid directive", .errors))]
-    InvalidRedaction {
-        /// What is wrong, by JSON pointer.
-        errors: Vec<FieldError>,
-    },
-    /// 403 `events.redaction_not_allowed`.
-    #[error("payload.redacts names an event of another owner")]
-    RedactionNotAllowed,
     /// 413 `events.payload_too_large`.
     #[error("payload is {size} bytes; at most {limit} are allowed")]
     PayloadTooLarge {
@@ -258,9 +196,6 @@ pub enum ApiError {
         /// The prefixes this source may use.
         allowed: Vec<String>,
     },
-    /// 403 `events.actor_mismatch`.
-    #[error("actor must be the app itself, or the person the token was issued for")]
-    ActorMismatch,
     /// 409 `events.id_conflict`; tells nothing about the stored event.
     #[error("event_id {event_id} is already taken; make a new one")]
     IdConflict {
@@ -277,9 +212,6 @@ pub enum ApiError {
         /// Hops allowed.
         max_hops: u32,
     },
-    /// 429 `events.quota_exceeded`.
-    #[error("{}", quota_detail(.0))]
-    QuotaExceeded(Quota),
 
     /// 422 `events.endpoint_not_allowed`; the text says which rule.
     #[error("{0}")]
@@ -335,10 +267,10 @@ impl ApiError {
             Self::Token(fault) => (StatusCode::UNAUTHORIZED, fault.code()),
             Self::KeysUnavailable { .. } => (StatusCode::SERVICE_UNAVAILABLE, "token.unavailable"),
             Self::CapabilityDenied(_) => (StatusCode::FORBIDDEN, "capability.denied"),
-            Self::CapabilityUnknown(_) => (StatusCode::FORBIDDEN, "capability.unknown"),
             Self::RateLimited { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limited"),
             Self::BadJson(_) => (StatusCode::BAD_REQUEST, "events.bad_json"),
             Self::BadRequest(_) => (StatusCode::BAD_REQUEST, "events.bad_request"),
+            Self::HeadTooLarge { .. } => (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "events.bad_request"),
             Self::Unprocessable(_) => (StatusCode::UNPROCESSABLE_ENTITY, "events.bad_request"),
             Self::UnsupportedMediaType(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "events.unsupported_media_type"),
             Self::BodyTooLarge { .. } | Self::BatchTooLarge { .. } => {
@@ -350,18 +282,13 @@ impl ApiError {
             Self::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, "events.internal"),
             Self::BadTopic(_) => (StatusCode::BAD_REQUEST, "events.bad_topic"),
             Self::BadTopicBody(_) => (StatusCode::UNPROCESSABLE_ENTITY, "events.bad_topic"),
-            Self::TopicNotAllowed { .. } => (StatusCode::FORBIDDEN, "events.topic_not_allowed"),
             Self::InvalidEnvelope { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "events.invalid_envelope"),
-            Self::InvalidRedaction { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "events.invalid_redaction"),
-            Self::RedactionNotAllowed => (StatusCode::FORBIDDEN, "events.redaction_not_allowed"),
             Self::PayloadTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "events.payload_too_large"),
             Self::SourceMismatch { .. } => (StatusCode::FORBIDDEN, "events.source_mismatch"),
             Self::UnknownSource(_) => (StatusCode::FORBIDDEN, "events.unknown_source"),
             Self::TypeNotAllowed { .. } => (StatusCode::FORBIDDEN, "events.type_not_allowed"),
-            Self::ActorMismatch => (StatusCode::FORBIDDEN, "events.actor_mismatch"),
             Self::IdConflict { .. } => (StatusCode::CONFLICT, "events.id_conflict"),
             Self::LoopDetected { .. } => (StatusCode::CONFLICT, "events.loop_detected"),
-            Self::QuotaExceeded(_) => (StatusCode::TOO_MANY_REQUESTS, "events.quota_exceeded"),
             Self::EndpointNotAllowed(_) => (StatusCode::UNPROCESSABLE_ENTITY, "events.endpoint_not_allowed"),
             Self::SubscriptionExists { .. } => (StatusCode::CONFLICT, "events.subscription_exists"),
             Self::SubscriptionLimit { .. } => (StatusCode::CONFLICT, "events.subscription_limit"),
@@ -399,7 +326,6 @@ impl ApiError {
             Self::KeysUnavailable { retry_after_s }
             | Self::RateLimited { retry_after_s, .. }
             | Self::Unavailable { retry_after_s, .. } => Some(*retry_after_s),
-            Self::QuotaExceeded(Quota::PublishRate { .. }) => Some(PUBLISH_RATE_WAIT_S),
             Self::Item { error, .. } => error.retry_after_s(),
             _ => None,
         }
@@ -407,7 +333,7 @@ impl ApiError {
 
     fn errors(&self) -> &[FieldError] {
         match self {
-            Self::InvalidEnvelope { errors } | Self::InvalidRedaction { errors } => errors,
+            Self::InvalidEnvelope { errors } => errors,
             Self::Item { error, .. } => error.errors(),
             _ => &[],
         }
@@ -452,38 +378,10 @@ impl ApiError {
                 map.serialize_entry("hops", hops)?;
                 map.serialize_entry("max_hops", max_hops)
             }
-            Self::QuotaExceeded(Quota::PublishRate { limit }) => {
-                map.serialize_entry("quota", "publish_rate")?;
-                map.serialize_entry("limit", limit)?;
-                map.serialize_entry("window", "minute")?;
-                map.serialize_entry("retry_after", &PUBLISH_RATE_WAIT_S)
-            }
-            Self::QuotaExceeded(Quota::RetainedBytes { limit, used }) => {
-                map.serialize_entry("quota", "retained_bytes")?;
-                map.serialize_entry("limit", limit)?;
-                map.serialize_entry("used", used)
-            }
-            Self::QuotaExceeded(Quota::Subscriptions { limit }) => {
-                map.serialize_entry("quota", "subscriptions")?;
-                map.serialize_entry("limit", limit)
-            }
             Self::SubscriptionExists { subscription_id } => map.serialize_entry("subscription_id", subscription_id),
             Self::SubscriptionLimit { limit } => map.serialize_entry("limit", limit),
             _ => Ok(()),
         }
-    }
-}
-
-/// The window of the publish quota, which is also the longest wait.
-const PUBLISH_RATE_WAIT_S: u64 = 60;
-
-fn quota_detail(quota: &Quota) -> String {
-    match quota {
-        Quota::PublishRate { limit } => format!("the project may publish {limit} events a minute"),
-        Quota::RetainedBytes { limit, used } => {
-            format!("the project keeps {used} of {limit} bytes; older events have to expire first")
-        }
-        Quota::Subscriptions { limit } => format!("the project may hold {limit} subscriptions"),
     }
 }
 
@@ -507,6 +405,7 @@ fn title(status: StatusCode) -> &'static str {
         413 => "Payload Too Large",
         422 => "Unprocessable Content",
         429 => "Too Many Requests",
+        431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
         502 => "Bad Gateway",
         503 => "Service Unavailable",
@@ -652,20 +551,10 @@ mod tests {
                 .at(0),
                 r#""event_id":"evt_1","hops":8,"max_hops":8,"index":0}"#,
             ),
-            (
-                ApiError::QuotaExceeded(Quota::PublishRate { limit: 120 }),
-                r#""quota":"publish_rate","limit":120,"window":"minute","retry_after":60}"#,
-            ),
-            (
-                ApiError::QuotaExceeded(Quota::RetainedBytes { limit: 10, used: 9 }),
-                r#""quota":"retained_bytes","limit":10,"used":9}"#,
-            ),
         ];
         for (error, end) in cases {
             let (_, body) = document(error).await;
             assert!(body.ends_with(end), "{body}");
         }
-        let (response, _) = document(ApiError::QuotaExceeded(Quota::PublishRate { limit: 1 }).at(0)).await;
-        assert_eq!(response.headers()[RETRY_AFTER], "60");
     }
 }

@@ -7,7 +7,8 @@ use futures_util::future::BoxFuture;
 use serde_json::json;
 
 use crate::delivery;
-use crate::http::health::{ReadyCheck, StoredVitals, Verdict, Vitals, WorkerVitals};
+use crate::domain::deliveries::WorkerState;
+use crate::http::health::{ReadyCheck, StoredVitals, Verdict, Vitals};
 use crate::identity::Keys;
 use crate::problem::Cause;
 use crate::store::SharedStore;
@@ -29,15 +30,8 @@ impl Vitals for AppVitals {
         .boxed()
     }
 
-    fn worker(&self) -> WorkerVitals {
-        let state = self.worker.read();
-        WorkerVitals {
-            enabled: state.enabled,
-            running: state.running,
-            inflight: state.inflight,
-            busy_subscriptions: state.busy_subscriptions,
-            last_tick_at: state.last_tick_at.map(|at| at.to_iso()),
-        }
+    fn worker(&self) -> WorkerState {
+        self.worker.read()
     }
 
     fn realtime_connections(&self) -> u64 {

@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 
 use crate::config::{Config, Database};
 
-/// A durable event bus on PostgreSQL: signed webhooks, cursors and resumable streams.
+/// A durable event bus on PostgreSQL: signed webhooks and cursors.
 #[derive(Debug, Parser)]
 #[command(name = "openvibe-events", version)]
 struct Arguments {

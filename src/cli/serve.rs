@@ -38,7 +38,6 @@ pub(super) fn main() -> ExitCode {
             Ok(app) => app,
             Err(error) => return super::failed(&error),
         };
-        tracing::info!(address = %app.address(), "listening on http://{}", app.address());
         let deadline = async {
             stop.cancelled().await;
             tokio::time::sleep(STOP_MAX).await;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::domain::endpoint::HostRules;
 use crate::domain::sources::SourceMap;
 use crate::telemetry::LogFormat;
+use crate::tls::Authorities;
 
 use super::values::{Environment, Secret, SecretKey};
 
@@ -16,12 +17,12 @@ use super::values::{Environment, Secret, SecretKey};
 pub struct Config {
     /// Whether this is production. `EVENTS_ENV`, else `NODE_ENV`; default development.
     pub environment: Environment,
-    /// What is logged. `EVENTS_LOG`; default `info`.
+    /// What is logged. `EVENTS_LOG`; default `info,sqlx=warn`.
     pub log_filter: String,
     /// How it is logged. `EVENTS_LOG_FORMAT`; default human.
     pub log_format: LogFormat,
-    /// More certificate authorities for outbound TLS, as a PEM file. `SSL_CERT_FILE`; default none.
-    pub ssl_cert_file: Option<PathBuf>,
+    /// Certificate authorities for outbound TLS besides the system's, read from a PEM file. `SSL_CERT_FILE`; default none.
+    pub authorities: Authorities,
     /// Listening and public addresses.
     pub http: Http,
     /// PostgreSQL; `None` only outside production.
@@ -119,7 +120,7 @@ pub struct Delivery {
     /// Waits after failed attempts, never empty; the last one repeats. `EVENTS_BACKOFF_MS`; default 1 s, 5 s, 30 s,
     /// 2 min, 10 min, 1 h.
     pub backoff: Vec<Duration>,
-    /// How much later a retry may run, as a share of its wait, 0 to 1. `EVENTS_BACKOFF_JITTER`; default 0.1.
+    /// How much later a retry may run, as a share of its wait, 0 to 0.1. `EVENTS_BACKOFF_JITTER`; default 0.1.
     pub backoff_jitter: f64,
     /// Dead deliveries above which readiness is degraded. `EVENTS_DLQ_DEGRADED_AT`; default 100.
     pub dlq_degraded_at: u64,
@@ -127,7 +128,7 @@ pub struct Delivery {
     pub max_subscriptions: u32,
     /// Hosts services may be delivered to. `EVENTS_ENDPOINT_HOSTS`; default `127.0.0.1,*.openvibe.*`.
     pub endpoint_hosts: HostRules,
-    /// Keys that seal webhook secrets, newest first; empty means that they are stored as given. `EVENTS_SECRET_KEY`.
+    /// Keys that seal webhook secrets, newest first; read and not used by this version. `EVENTS_SECRET_KEY`.
     pub secret_keys: Vec<SecretKey>,
 }
 

@@ -1,6 +1,7 @@
 //! Every environment variable of the service: read once, typed, all mistakes reported together.
 //!
-//! This is the only module that touches the process environment. It reads no file and opens no connection.
+//! This is the only module that touches the process environment. It reads one file, the one of `SSL_CERT_FILE`, and opens
+//! no connection.
 
 mod fields;
 mod reader;
@@ -71,7 +72,7 @@ impl Config {
         let (base_url, site_url) = public_urls(&mut env, environment, listen.port());
         let log_filter = env.value("EVENTS_LOG", values::log_filter);
         let log_format = env.value("EVENTS_LOG_FORMAT", values::log_format);
-        let ssl_cert_file = env.optional("SSL_CERT_FILE", values::text).map(PathBuf::from);
+        let authorities = env.optional("SSL_CERT_FILE", values::authorities).unwrap_or_default();
         let database = database(&mut env, environment);
         let identity = identity(&mut env);
         let publish = publish(&mut env);
@@ -85,7 +86,7 @@ impl Config {
             environment,
             log_filter,
             log_format,
-            ssl_cert_file,
+            authorities,
             http: Http {
                 listen,
                 base_url,
@@ -265,7 +266,7 @@ fn delivery(env: &mut Reader) -> Delivery {
                 Ok(delays)
             }
         }),
-        backoff_jitter: env.value("EVENTS_BACKOFF_JITTER", values::share),
+        backoff_jitter: env.value("EVENTS_BACKOFF_JITTER", values::jitter),
         dlq_degraded_at: env.number("EVENTS_DLQ_DEGRADED_AT", 0, i64::MAX.unsigned_abs()),
         max_subscriptions: env.number("EVENTS_MAX_SUBSCRIPTIONS", 1, 1_000_000),
         endpoint_hosts: endpoint_hosts(env),

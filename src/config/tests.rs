@@ -97,7 +97,7 @@ fn defaults_are_the_documented_ones() {
         ("EVENTS_APP_MAX_SUBSCRIPTIONS", "20"),
         ("EVENTS_APP_SANDBOX_MAX_SUBSCRIPTIONS", "5"),
         ("EVENTS_APP_SANDBOX_RETENTION_DAYS", "7"),
-        ("EVENTS_LOG", "info"),
+        ("EVENTS_LOG", "info,sqlx=warn"),
         ("EVENTS_LOG_FORMAT", "human"),
         ("EVENTS_LIMITS", "on"),
         ("EVENTS_LIMITS_MINUTE", "120"),
@@ -315,6 +315,21 @@ fn each_kind_of_mistake_names_the_variable_what_is_allowed_and_what_was_given() 
             "must name nothing but production, development, test, got \"prod\"",
         ),
         ("EVENTS_WORKER", "false", "must be on or off, got \"false\""),
+        (
+            "SSL_CERT_FILE",
+            "/nowhere/ca.pem",
+            "must name a PEM file of at least one certificate (it cannot be read: \
+             I/O error: No such file or directory (os error 2)), got \"/nowhere/ca.pem\"",
+        ),
+        (
+            "SSL_CERT_FILE",
+            concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
+            concat!(
+                "must name a PEM file of at least one certificate (it holds no certificate), got \"",
+                env!("CARGO_MANIFEST_DIR"),
+                "/Cargo.toml\""
+            ),
+        ),
         ("REALTIME_ALLOW_ANONYMOUS", "off", "must be true or false, got \"off\""),
         (
             "EVENTS_BACKOFF_MS",
@@ -329,13 +344,18 @@ fn each_kind_of_mistake_names_the_variable_what_is_allowed_and_what_was_given() 
         ("EVENTS_BACKOFF_MS", ",", "must name at least one value, got \",\""),
         (
             "EVENTS_BACKOFF_JITTER",
-            "10",
-            "must be a number from 0 to 1, such as 0.1, got \"10\"",
+            "0.11",
+            "must be a number from 0 to 0.1, got \"0.11\"",
         ),
         (
             "EVENTS_BACKOFF_JITTER",
             "NaN",
-            "must be a number from 0 to 1, such as 0.1, got \"NaN\"",
+            "must be a number from 0 to 0.1, got \"NaN\"",
+        ),
+        (
+            "EVENTS_BACKOFF_JITTER",
+            "-0.01",
+            "must be a number from 0 to 0.1, got \"-0.01\"",
         ),
         (
             "BASE_URL",
@@ -613,6 +633,17 @@ fn a_likely_typo_is_a_warning_and_no_mistake() {
         ]
     );
     assert!(report.mistakes.is_empty());
+}
+
+#[test]
+fn a_key_that_seals_nothing_yet_is_a_warning_that_shows_no_key() {
+    let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let report = Report::of(&|name| (name == "EVENTS_SECRET_KEY").then(|| key.to_owned()), &[]);
+    assert_eq!(
+        report.warnings,
+        ["EVENTS_SECRET_KEY is not used by this version: signing secrets are stored as they are given"]
+    );
+    assert_eq!(Report::of(&|_| None, &[]).warnings, [""; 0]);
 }
 
 #[test]

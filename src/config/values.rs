@@ -1,6 +1,7 @@
 //! Values that need more care than a plain string: secrets that cannot be printed by accident, and parsers for the rest.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use base64::Engine as _;
@@ -8,6 +9,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use url::Url;
 
 use crate::telemetry::LogFormat;
+use crate::tls::Authorities;
 
 /// A text that `Debug` never shows.
 #[derive(Clone, PartialEq, Eq)]
@@ -73,6 +75,12 @@ pub(super) fn must(allowed: impl Into<String>) -> Refusal {
     }
 }
 
+/// A PEM file, read at once: a wrong path is a mistake of the configuration and not of the first delivery.
+pub(super) fn authorities(text: &str) -> Result<Authorities, Refusal> {
+    Authorities::read(Path::new(text))
+        .map_err(|error| must(format!("name a PEM file of at least one certificate ({error})")))
+}
+
 /// Digits only: "30d" or "1e3" is a mistake, not 30 or 1.
 pub(super) fn whole(text: &str, least: u64, most: u64) -> Result<u64, Refusal> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
@@ -82,11 +90,12 @@ pub(super) fn whole(text: &str, least: u64, most: u64) -> Result<u64, Refusal> {
     }
 }
 
-pub(super) fn share(text: &str) -> Result<f64, Refusal> {
+/// Up to a tenth.
+pub(super) fn jitter(text: &str) -> Result<f64, Refusal> {
     f64::from_str(text)
         .ok()
-        .filter(|share| (0.0..=1.0).contains(share))
-        .ok_or_else(|| must("be a number from 0 to 1, such as 0.1"))
+        .filter(|share| (0.0..=0.1).contains(share))
+        .ok_or_else(|| must("be a number from 0 to 0.1"))
 }
 
 pub(super) fn log_filter(text: &str) -> Result<String, Refusal> {

@@ -101,14 +101,15 @@ pub const SECTIONS: &[Section] = &[
                 "BASE_URL",
                 "https://openvibe.events in production, else http://localhost:<PORT>",
                 "Public origin of the API, as written in texts.",
-            ),
+            )
+            .later(),
             computed(
                 "EVENTS_SITE_URL",
                 "https://openvibe.events in production, else BASE_URL",
                 "Canonical origin of the home page.",
             )
             .later(),
-            var("EVENTS_LOG", "info", "What is logged: error, warn, info, debug, trace, or a filter such as info,sqlx=warn."),
+            var("EVENTS_LOG", "info,sqlx=warn", "What is logged: error, warn, info, debug, trace, or a filter such as info,sqlx=warn."),
             var("EVENTS_LOG_FORMAT", "human", "human, or json: one object a line."),
             unset("SSL_CERT_FILE", "PEM file of certificate authorities trusted for outbound TLS besides the system's."),
         ],
@@ -191,7 +192,7 @@ pub const SECTIONS: &[Section] = &[
             var(
                 "EVENTS_BACKOFF_JITTER",
                 "0.1",
-                "How much later than its wait a retry may run, as a share of the wait, 0 to 1. Never earlier; 0 turns it off.",
+                "How much later than its wait a retry may run, as a share of the wait, 0 to 0.1. Never earlier; 0 turns it off.",
             ),
             var("EVENTS_DLQ_DEGRADED_AT", "100", "Dead deliveries above which readiness reports degraded."),
             var("EVENTS_MAX_SUBSCRIPTIONS", "100", "Subscriptions one consumer may have, 1 to 1000000."),
@@ -211,9 +212,9 @@ pub const SECTIONS: &[Section] = &[
     Section {
         title: "Limits of callers",
         variables: &[
-            var("EVENTS_LIMITS", "on", "on or off. off: callers are not limited.").later(),
-            var("EVENTS_LIMITS_MINUTE", "120", "Requests a minute where a route sets no other limit, at least 1.").later(),
-            var("EVENTS_LIMITS_HOUR", "3000", "Requests an hour where a route sets no other limit, at least 1.").later(),
+            var("EVENTS_LIMITS", "on", "on or off. off: callers are not limited."),
+            var("EVENTS_LIMITS_MINUTE", "120", "Requests a minute where a route sets no other limit, at least 1."),
+            var("EVENTS_LIMITS_HOUR", "3000", "Requests an hour where a route sets no other limit, at least 1."),
         ],
     },
     Section {
@@ -317,8 +318,7 @@ pub const SECTIONS: &[Section] = &[
     Section {
         title: "Release",
         variables: &[
-            computed("RELEASE_COMMIT", "the commit this binary was built from", "Commit shown as the release, 7 to 40 hex digits.")
-                .later(),
+            computed("RELEASE_COMMIT", "the commit this binary was built from", "Commit shown as the release, 7 to 40 hex digits."),
             unset("MIN_CLIENT_RELEASE", "Oldest client release still served, 7 to 40 hex digits.").later(),
         ],
     },

@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::domain::ids::SubscriptionId;
 use crate::domain::retry::{RetryPolicy, Schedule};
-use crate::store::{Candidate, Claim, Claimed, Outcome, Pass, Settlement, SharedStore, StoreError};
+use crate::store::{Candidate, Claim, Claimed, Outcome, Pass, Settlement, SharedStore, StoreError, answered};
 
 use super::DeliverySettings;
 use super::agenda::{Agenda, Turn};
@@ -260,7 +260,7 @@ impl Dispatcher {
                 self.note(memory, &candidates, &pass, room);
                 let version = pass.version;
                 self.start(pass, Instant::now() + lease);
-                if version > memory.version
+                if version != memory.version
                     && let Some(Err(error)) = self.while_alive(self.store.refresh_view(version)).await
                 {
                     memory.failed("reading the subscriptions", &error);
@@ -278,12 +278,15 @@ impl Dispatcher {
         }
     }
 
-    /// Waits for the store, which may never answer, for as long as this owner lives. A stop waits as well: what a claim
-    /// has taken must be handed back.
-    async fn while_alive<T>(&self, asked: impl Future<Output = T>) -> Option<T> {
+    /// Waits for the store, which may never answer, within a deadline and for as long as this owner lives. A stop waits
+    /// as well: what a claim has taken must be handed back.
+    async fn while_alive<T>(
+        &self,
+        asked: impl Future<Output = Result<T, StoreError>>,
+    ) -> Option<Result<T, StoreError>> {
         tokio::select! {
             biased;
-            answer = asked => Some(answer),
+            answer = answered(asked) => Some(answer),
             () = self.life.lost.cancelled() => None,
         }
     }
@@ -338,7 +341,10 @@ impl Dispatcher {
         for claimed in pass.claimed {
             let attempt = Attempt {
                 slot: self.shares.take(&claimed.consumer, &claimed.subscription_id),
-                waited_ms: pass.now_ms - claimed.received_at.0,
+                waited_ms: claimed
+                    .event
+                    .as_ref()
+                    .map_or(0, |event| pass.now_ms - event.received_at.0),
                 claimed,
                 lease_ends_at,
                 settings: Arc::clone(&self.settings),
@@ -386,8 +392,8 @@ impl Attempt {
             Outcome::GivenUp {
                 error: "the attempts are used up; the last ones were cut short".to_owned(),
             }
-        } else {
-            let sending = AssertUnwindSafe(self.sender.send(&self.claimed, &self.interrupt)).catch_unwind();
+        } else if let Some(event) = &self.claimed.event {
+            let sending = AssertUnwindSafe(self.sender.send(&self.claimed, event, &self.interrupt)).catch_unwind();
             let ended = tokio::select! {
                 biased;
                 ended = sending => ended,
@@ -400,6 +406,10 @@ impl Attempt {
                 self.claimed.at_most_once,
                 judge(ended, attempt, &schedule, rand::random()),
             )
+        } else {
+            Outcome::GivenUp {
+                error: "the event is gone, or cannot be read by this version".to_owned(),
+            }
         };
         let waited = Duration::from_millis(u64::try_from(self.waited_ms).unwrap_or(0));
         let finished = Finished {

@@ -24,8 +24,9 @@ use crate::domain::endpoint::HostRules;
 use crate::domain::retry::Schedule;
 use crate::domain::time::Millis;
 use crate::store::SharedStore;
+use crate::tls::Trust;
 
-pub use vitals::{Vitals, WorkerState};
+pub use vitals::Vitals;
 pub use wake::Wake;
 
 /// How deliveries are made.
@@ -43,6 +44,8 @@ pub struct DeliverySettings {
     pub poll_interval: Duration,
     /// Where may be sent to; asked again at each attempt.
     pub hosts: HostRules,
+    /// Whom an https receiver may prove itself by.
+    pub trust: Trust,
     /// The `User-Agent` header.
     pub user_agent: String,
     /// The wall clock, for signatures and what is shown to people.
@@ -64,7 +67,7 @@ pub struct Delivery {
 #[error("the HTTP client for deliveries cannot be built")]
 pub struct StartError(#[source] reqwest::Error);
 
-/// Starts the worker of this process. Fails when no HTTP client can be built (no usable TLS set-up).
+/// Starts the worker of this process. Fails when no HTTP client can be built.
 pub fn start(store: SharedStore, settings: DeliverySettings, stop: CancellationToken) -> Result<Delivery, StartError> {
     let sender = sender::Sender::new(&settings).map_err(StartError)?;
     let wake = Wake::new();

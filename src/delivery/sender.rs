@@ -11,7 +11,7 @@ use crate::domain::endpoint::HostRules;
 use crate::domain::signature::header_v2;
 use crate::domain::time::Millis;
 use crate::domain::trace::Traceparent;
-use crate::store::Claimed;
+use crate::store::{Claimed, StoredEvent};
 
 use super::DeliverySettings;
 use super::outcome::{Ended, retry_after};
@@ -39,7 +39,9 @@ pub(super) struct Sender {
 
 impl Sender {
     pub(super) fn new(settings: &DeliverySettings) -> Result<Self, reqwest::Error> {
-        let client = reqwest::Client::builder()
+        let client = settings
+            .trust
+            .client_builder()
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
             .no_proxy()
@@ -58,18 +60,18 @@ impl Sender {
     }
 
     /// Makes one attempt. It ends early, without a result, when `interrupt` is cancelled before the answer came.
-    pub(super) async fn send(&self, claimed: &Claimed, interrupt: &CancellationToken) -> Ended {
+    pub(super) async fn send(&self, claimed: &Claimed, event: &StoredEvent, interrupt: &CancellationToken) -> Ended {
         let url = match self.hosts.check(&claimed.endpoint) {
             Ok(url) => url,
             Err(fault) => return Ended::Refused(fault.to_string()),
         };
         let deadline = Instant::now() + self.timeout;
-        let body = body(claimed);
+        let body = body(event);
         let unix_s = (self.clock)().0.div_euclid(1000);
         let request = self
             .client
             .post(url)
-            .headers(self.headers(claimed, unix_s, &body))
+            .headers(self.headers(claimed, event, unix_s, &body))
             .body(body);
         let answer = tokio::select! {
             biased;
@@ -95,20 +97,20 @@ impl Sender {
         Ended::Answered { status, retry_after }
     }
 
-    fn headers(&self, claimed: &Claimed, unix_s: i64, body: &[u8]) -> HeaderMap {
+    fn headers(&self, claimed: &Claimed, event: &StoredEvent, unix_s: i64, body: &[u8]) -> HeaderMap {
         let secrets: Vec<&str> = std::iter::once(claimed.secret.as_str())
             .chain(claimed.previous_secret.as_deref())
             .collect();
-        let trace = Traceparent::of_trace(&claimed.envelope.trace_id).to_string();
+        let trace = Traceparent::of_trace(&event.envelope.trace_id).to_string();
         let mut headers = HeaderMap::with_capacity(12);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(USER_AGENT, self.user_agent.clone());
         for (name, value) in [
-            ("x-openvibe-event-id", claimed.envelope.event_id.as_str()),
-            ("x-openvibe-event-type", &claimed.envelope.event_type),
+            ("x-openvibe-event-id", event.envelope.event_id.as_str()),
+            ("x-openvibe-event-type", &event.envelope.event_type),
             ("x-openvibe-subscription-id", claimed.subscription_id.as_str()),
             ("x-openvibe-delivery-attempt", &claimed.attempt.to_string()),
-            ("x-openvibe-hops", &claimed.hops.to_string()),
+            ("x-openvibe-hops", &event.hops.to_string()),
             ("x-openvibe-timestamp", &unix_s.to_string()),
             ("x-openvibe-signature-v2", &header_v2(unix_s, &secrets, body)),
             ("traceparent", &trace),
@@ -120,10 +122,10 @@ impl Sender {
 }
 
 /// `{"event":<envelope>}`, the bytes that are signed and sent.
-fn body(claimed: &Claimed) -> Bytes {
-    let mut json = String::with_capacity(claimed.envelope.payload.len() + 1024);
+fn body(event: &StoredEvent) -> Bytes {
+    let mut json = String::with_capacity(event.envelope.payload.len() + 1024);
     json.push_str(r#"{"event":"#);
-    claimed.envelope.write_json(&mut json);
+    event.envelope.write_json(&mut json);
     json.push('}');
     Bytes::from(json)
 }

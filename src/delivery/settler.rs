@@ -1,14 +1,13 @@
 //! Records results in batches, and keeps those that cannot be recorded yet: their receivers already have the events.
 
 use std::collections::HashSet;
-use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::store::{Outcome, Settlement, SharedStore, StoreError};
+use crate::store::{Outcome, Settlement, SharedStore, StoreError, answered};
 use crate::telemetry::{self, AttemptOutcome, PriorityLabel};
 
 use super::shares::Slot;
@@ -16,9 +15,8 @@ use super::wake::{Recorded, Wake};
 
 /// Results recorded in one transaction.
 const BATCH_MAX: usize = 256;
-/// How long the store may take, longer than any statement or lock may. A result that was recorded after all is then
-/// "late" at the next try.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// How often results whose rows are held are tried again.
+const ASIDE_INTERVAL: Duration = Duration::from_millis(250);
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_millis(500);
 
@@ -41,10 +39,16 @@ pub(super) struct Finished {
 /// Records until every sender of `results` is gone and nothing is kept.
 pub(super) async fn run(store: SharedStore, mut results: mpsc::Receiver<Finished>, wake: Wake) {
     let mut batch: Vec<Finished> = Vec::new();
+    // Results whose rows somebody holds; they are tried alone, so that they hold up no others.
+    let mut aside: Vec<Finished> = Vec::new();
     let mut backoff = BACKOFF_FIRST;
     loop {
-        if batch.is_empty() && results.recv_many(&mut batch, BATCH_MAX).await == 0 {
-            return;
+        if batch.is_empty() && aside.is_empty() {
+            if results.recv_many(&mut batch, BATCH_MAX).await == 0 {
+                return;
+            }
+        } else if batch.is_empty() {
+            let _ = timeout(ASIDE_INTERVAL, results.recv_many(&mut batch, BATCH_MAX)).await;
         }
         while batch.len() < BATCH_MAX {
             match results.try_recv() {
@@ -52,62 +56,71 @@ pub(super) async fn run(store: SharedStore, mut results: mpsc::Receiver<Finished
                 Err(_empty) => break,
             }
         }
-        // One owner a transaction; there are two only after a life has ended.
-        let owner = Arc::clone(&batch[0].owner);
-        let (mut of_owner, others): (Vec<_>, Vec<_>) = batch.drain(..).partition(|finished| finished.owner == owner);
-        batch = others;
-        match record(&store, &owner, &mut of_owner, &wake).await {
-            Ok(()) => backoff = BACKOFF_FIRST,
-            Err(error) => {
-                if backoff == BACKOFF_FIRST {
-                    tracing::warn!(error = %error, "{} results cannot be recorded yet: {error}", of_owner.len());
+        let held = record_alone(&store, std::mem::take(&mut aside), &wake).await;
+        aside.extend(held);
+        if !batch.is_empty() {
+            // One owner a transaction; there are two only after a life has ended.
+            let owner = Arc::clone(&batch[0].owner);
+            let (of_owner, others): (Vec<_>, Vec<_>) = batch.drain(..).partition(|finished| finished.owner == owner);
+            batch = others;
+            match record(&store, of_owner, &wake).await {
+                Ok(held) => {
+                    aside.extend(held);
+                    backoff = BACKOFF_FIRST;
                 }
-                batch.append(&mut of_owner);
-                give_up_late(&mut batch);
-                tokio::time::sleep(backoff).await;
-                backoff = (backoff * 2).min(BACKOFF_MAX);
+                Err((error, of_owner)) => {
+                    tracing::warn!(
+                        error = %error, results = of_owner.len(), "{} results cannot be recorded yet: {error}",
+                        of_owner.len()
+                    );
+                    batch.extend(of_owner);
+                    tokio::time::sleep(backoff).await;
+                    backoff = (backoff * 2).min(BACKOFF_MAX);
+                }
             }
+        }
+        give_up_late(&mut batch);
+        give_up_late(&mut aside);
+    }
+}
+
+/// Records the results of one owner together, and answers those whose rows are held by somebody. The error gives all of
+/// them back: each is worth another try.
+async fn record(
+    store: &SharedStore,
+    finished: Vec<Finished>,
+    wake: &Wake,
+) -> Result<Vec<Finished>, (StoreError, Vec<Finished>)> {
+    let owner = Arc::clone(&finished[0].owner);
+    let settlements: Vec<Settlement> = finished.iter().map(|finished| finished.settlement.clone()).collect();
+    match answered(store.settle(&owner, &settlements)).await {
+        Ok(lost) => {
+            recorded(finished, &lost, wake);
+            Ok(Vec::new())
+        }
+        Err(error @ StoreError::Unavailable(_)) if !error.is_lock_wait() => Err((error, finished)),
+        Err(error) => {
+            tracing::warn!(error = %error, cause = ?error, "a batch of results is recorded one by one: {error}");
+            Ok(record_alone(store, finished, wake).await)
         }
     }
 }
 
-/// Records the results of one owner. The error says that all of them are worth another try.
-async fn record(store: &SharedStore, owner: &str, finished: &mut Vec<Finished>, wake: &Wake) -> Result<(), StoreError> {
-    let settlements: Vec<Settlement> = finished.iter().map(|finished| finished.settlement.clone()).collect();
-    let error = match settle(store, owner, &settlements).await {
-        Ok(lost) => {
-            recorded(finished.drain(..), &lost, wake);
-            return Ok(());
-        }
-        Err(error @ StoreError::Unavailable(_)) => return Err(error),
-        Err(error) => error,
-    };
-    tracing::error!(error = %error, cause = ?error, "a batch of results was refused; each is recorded alone: {error}");
-    // One refused result must not hold the others back.
-    while let Some(one) = finished.pop() {
-        match settle(store, owner, std::slice::from_ref(&one.settlement)).await {
+/// Records results one by one, and answers those that are worth another try. One refused result holds no other back.
+async fn record_alone(store: &SharedStore, finished: Vec<Finished>, wake: &Wake) -> Vec<Finished> {
+    let mut held = Vec::new();
+    for one in finished {
+        let settlement = std::slice::from_ref(&one.settlement);
+        match answered(store.settle_briefly(&one.owner, settlement)).await {
             Ok(lost) => recorded([one], &lost, wake),
-            Err(error @ StoreError::Unavailable(_)) => {
-                finished.push(one);
-                return Err(error);
-            }
+            Err(StoreError::Unavailable(_)) => held.push(one),
             Err(error) => tracing::error!(
                 error = %error, subscription_id = %one.settlement.subscription_id, position = one.settlement.position,
                 "a result was refused and its delivery runs again when its lease ends: {error}"
             ),
         }
     }
-    Ok(())
-}
-
-async fn settle(store: &SharedStore, owner: &str, settlements: &[Settlement]) -> Result<HashSet<i64>, StoreError> {
-    timeout(ANSWER_DEADLINE, store.settle(owner, settlements))
-        .await
-        .unwrap_or_else(|_elapsed| {
-            Err(StoreError::Unavailable(
-                std::io::Error::from(ErrorKind::TimedOut).into(),
-            ))
-        })
+    held
 }
 
 fn recorded(results: impl IntoIterator<Item = Finished>, lost: &HashSet<i64>, wake: &Wake) {

@@ -3,26 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use serde::Serialize;
-
+use crate::domain::deliveries::WorkerState;
 use crate::domain::time::Millis;
 
 use super::shares::Shares;
-
-/// The worker at one moment, as readiness shows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct WorkerState {
-    /// Whether this process has a worker.
-    pub enabled: bool,
-    /// Whether it may claim: it lives in the database's eyes and is not stopping.
-    pub running: bool,
-    /// Deliveries whose result is not recorded yet.
-    pub inflight: usize,
-    /// Subscriptions they belong to.
-    pub busy_subscriptions: usize,
-    /// When it last looked for work.
-    pub last_tick_at: Option<Millis>,
-}
 
 /// A handle on the worker's state.
 #[derive(Clone)]
@@ -52,13 +36,7 @@ impl Vitals {
     /// The state now.
     pub fn read(&self) -> WorkerState {
         let Some(inner) = &self.0 else {
-            return WorkerState {
-                enabled: false,
-                running: false,
-                inflight: 0,
-                busy_subscriptions: 0,
-                last_tick_at: None,
-            };
+            return WorkerState::default();
         };
         let usage = inner.shares.usage();
         let last_tick_ms = inner.last_tick_ms.load(Ordering::Relaxed);

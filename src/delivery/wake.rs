@@ -71,11 +71,6 @@ impl Wake {
         });
     }
 
-    /// Any subscription may have work.
-    pub fn everything(&self) {
-        self.ring(|woken| woken.everything = true);
-    }
-
     /// Any subscription may have work, also where the dispatcher has seen that there was none.
     pub(super) fn sweep(&self) {
         self.ring(|woken| woken.sweep = true);
@@ -144,8 +139,7 @@ mod tests {
     #[tokio::test]
     async fn a_wake_up_before_the_wait_is_not_lost() {
         let wake = Wake::new();
-        wake.everything();
+        wake.look();
         wake.rung().await;
-        assert!(wake.take().everything);
     }
 }

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-use crate::store::{Heartbeat, SharedStore, StoreError};
+use crate::store::{Heartbeat, SharedStore, StoreError, answered};
 
 use super::DeliverySettings;
 use super::dispatcher::Dispatcher;
@@ -226,7 +226,7 @@ async fn follow(store: SharedStore, mut versions: watch::Receiver<i64>, wake: Wa
     while versions.changed().await.is_ok() {
         let version = *versions.borrow_and_update();
         let before = store.view().version;
-        if let Err(error) = store.refresh_view(version).await {
+        if let Err(error) = answered(store.refresh_view(version)).await {
             tracing::warn!(error = %error, "the subscriptions could not be read and are read again: {error}");
         }
         if store.view().version != before {
@@ -241,7 +241,7 @@ async fn recover(store: SharedStore, life: Arc<Life>, wake: Wake) {
     loop {
         sleep(RECOVER_INTERVAL).await;
         let judge = life.may_judge(Instant::now()).then(|| &**life.owner());
-        match store.release_lost(judge).await {
+        match answered(store.release_lost(judge)).await {
             Ok(released) if released.is_empty() => {}
             Ok(released) => {
                 tracing::info!("claims that ended without a result are free again: {released:?}");
@@ -252,7 +252,7 @@ async fn recover(store: SharedStore, life: Arc<Life>, wake: Wake) {
         }
         if Instant::now() >= fold_at {
             fold_at = Instant::now() + FOLD_INTERVAL;
-            if let Err(error) = store.fold_counts().await {
+            if let Err(error) = answered(store.fold_counts()).await {
                 tracing::debug!(error = %error, "counts could not be folded yet: {error}");
             }
         }

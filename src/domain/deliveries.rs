@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::time::Millis;
+
 /// Deliveries by status, over all subscriptions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct DeliveryCounts {
@@ -26,4 +28,19 @@ impl DeliveryCounts {
             _ => {}
         }
     }
+}
+
+/// The delivery worker of a process at one moment; the default is a process without one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct WorkerState {
+    /// Whether this process has a worker.
+    pub enabled: bool,
+    /// Whether it may claim: it lives in the database's eyes and is not stopping.
+    pub running: bool,
+    /// Deliveries whose result is not recorded yet.
+    pub inflight: usize,
+    /// Subscriptions they belong to.
+    pub busy_subscriptions: usize,
+    /// When it last looked for work.
+    pub last_tick_at: Option<Millis>,
 }

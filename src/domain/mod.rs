@@ -16,4 +16,4 @@ pub mod topic;
 pub mod trace;
 
 #[cfg(test)]
-mod vectors;
+mod fixtures;

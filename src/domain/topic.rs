@@ -1,4 +1,4 @@
-//! Topic patterns: one grammar and one matcher for pull, streams, subscriptions and fan-out.
+//! What a reader or a subscriber asks for: how patterns over event types are written, and which types each one covers.
 
 use std::fmt;
 

@@ -8,6 +8,7 @@ use axum::routing::{MethodRouter, delete, get, post, put};
 
 use crate::domain::endpoint::HostRules;
 use crate::identity::Verifier;
+use crate::identity::limits::Limits;
 use crate::problem::ApiError;
 use crate::publish::{Publisher, Rules};
 use crate::store::{SharedStore, StoreError};
@@ -22,6 +23,8 @@ pub struct Api {
     pub store: SharedStore,
     /// The way in for events.
     pub publisher: Publisher,
+    /// How many requests a caller may send; `None` when nobody is limited.
+    pub limits: Option<Limits>,
     /// What may be published.
     pub rules: Rules,
     /// Where subscriptions may point.

@@ -17,16 +17,13 @@ use tower_http::decompression::RequestDecompression;
 use crate::domain::json;
 use crate::problem::ApiError;
 
-/// The limit of a route that names no other: 2 MiB, before and after decompression.
-pub const BODY_LIMIT: usize = 2 * 1024 * 1024;
-
 /// Time for the whole body, from the first read.
-const BODY_DEADLINE: Duration = Duration::from_secs(30);
+pub(super) const BODY_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The text of a JSON object or array, as it was sent. An empty body is `{}`.
 ///
-/// Refusals: 415 for a content type, charset or encoding that is not accepted, 413 over `limit` bytes (counted as they
-/// arrive and as they unpack), 400 `events.bad_json` for everything else that is wrong with it.
+/// Refusals: 415 for a content type, charset or encoding that is not accepted, 413 over `limit` bytes (the route's own,
+/// counted as they arrive and as they unpack), 400 `events.bad_json` for everything else that is wrong with it.
 pub async fn read_json(request: Request<Body>, limit: usize) -> Result<String, ApiError> {
     let (parts, body) = request.into_parts();
     let read = async {

@@ -1,7 +1,9 @@
-//! What stands between a socket and the HTTP parser: deadlines, and a look at the head before it is parsed.
+//! What stands between a socket and the HTTP server: deadlines, and one judged head at a time.
 //!
-//! The parser drops a `Content-Length` that comes beside a `Transfer-Encoding` without saying so, and has one timer for
-//! idle connections and slow heads alike. So the gate hands it one head at a time and remembers what that head held.
+//! The server answers what it cannot parse without a word of ours, drops a `Content-Length` beside a
+//! `Transfer-Encoding` without saying so, and has one timer for idle connections and slow heads alike. So the gate
+//! holds each head until it is whole and judged. In place of a refused one it hands over [`STAND_IN`]: the refusal is
+//! then an answer like any other, after those of the requests before it.
 
 use std::io;
 use std::pin::Pin;
@@ -9,11 +11,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Sleep, sleep};
+
+use super::head::{self, Framing, Scan};
+use crate::problem::ApiError;
 
 /// Time for one head, from its first byte (for the first head of a connection: from the accept).
 pub(super) const HEAD_DEADLINE: Duration = Duration::from_secs(15);
@@ -26,37 +30,46 @@ const LINGER_BYTES: usize = 4 * 1024 * 1024;
 /// Bytes read from the socket at once while a head is looked for.
 const READ_SIZE: usize = 8 * 1024;
 
-/// What the request line and headers say about where the body ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Framing {
-    /// Nothing follows the head.
-    None,
-    /// As many bytes.
-    Length(u64),
-    /// Chunks. The connection is closed after the answer.
-    Chunked,
+/// What the server reads in place of a head that was refused.
+const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n";
+/// The same where the answer must have no body.
+const STAND_IN_HEAD: &[u8] = b"HEAD / HTTP/1.1\r\nConnection: close\r\n\r\n";
+
+/// Why a request goes to no route.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    /// What it is answered with.
+    pub(super) error: ApiError,
+    /// Its ids, as far as they could be read.
+    pub(super) ids: HeaderMap,
 }
 
-/// Why a request is refused before it reaches a route.
-pub(super) const CONTRADICTION: &str =
-    "the request must say where its body ends once: Content-Length, or Transfer-Encoding: chunked";
-
-/// The service's side of a gate: it learns of each head and says how the body is framed.
+/// The service's side of a gate: it learns what was found out about each head.
 #[derive(Clone)]
 pub(super) struct Gatekeeper(Arc<Mutex<State>>);
 
 impl Gatekeeper {
-    /// Called once for each parsed head. `Err` when the head frames its body twice, or in a way we do not read.
-    pub(super) fn framing(&self, headers: &HeaderMap) -> Result<Framing, &'static str> {
+    /// Called once for each head that the server has parsed.
+    pub(super) fn verdict(&self) -> Result<Framing, Box<Refusal>> {
         let mut state = self.0.lock();
-        let head = std::mem::take(&mut state.head);
-        let framing = framing(headers, head.saw_length);
-        state.mode = match framing {
+        let verdict = match state.mode {
+            Mode::Handing(0) => state.verdict.take(),
+            _ => None,
+        };
+        // The server saw the end of the head elsewhere than we did.
+        let verdict = verdict.unwrap_or_else(|| {
+            Err(Box::new(Refusal {
+                error: head::unclear_end(),
+                ids: HeaderMap::new(),
+            }))
+        });
+        state.mode = match verdict {
             Ok(Framing::None) => Mode::Head,
             Ok(Framing::Length(length)) => Mode::Body(length),
-            Ok(Framing::Chunked) | Err(_) => Mode::Rest,
+            Ok(Framing::Chunked) => Mode::Rest,
+            Err(_) => Mode::Closed,
         };
-        framing
+        verdict
     }
 
     /// Whether some of the body of the request under way has not been taken from the gate.
@@ -65,72 +78,25 @@ impl Gatekeeper {
     }
 }
 
-fn framing(headers: &HeaderMap, saw_length: bool) -> Result<Framing, &'static str> {
-    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-    match (codings.next(), codings.next()) {
-        (None, _) => {
-            let length = headers.get(CONTENT_LENGTH).map(HeaderValue::to_str);
-            let length = length.map(|text| text.ok().and_then(|text| text.trim().parse().ok()).ok_or(CONTRADICTION));
-            Ok(match length.transpose()? {
-                None | Some(0) => Framing::None,
-                Some(length) => Framing::Length(length),
-            })
-        }
-        (Some(coding), None) if !saw_length && coding.as_bytes().eq_ignore_ascii_case(b"chunked") => {
-            Ok(Framing::Chunked)
-        }
-        (Some(_), _) => Err(CONTRADICTION),
-    }
-}
-
 struct State {
     mode: Mode,
-    head: Head,
+    scan: Scan,
+    /// About the head being handed over.
+    verdict: Option<Result<Framing, Box<Refusal>>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     /// Between requests, or inside a head.
     Head,
-    /// A whole head has been handed over and not yet been answered for.
-    HandedOver,
+    /// As many bytes of a whole head are still to be handed over; none when its verdict has not been asked for yet.
+    Handing(usize),
     /// As many bytes of a body are still to come.
     Body(u64),
     /// The rest of the connection belongs to this request.
     Rest,
-}
-
-/// What has been seen of the head under way.
-#[derive(Debug, Default)]
-struct Head {
-    started: bool,
-    saw_length: bool,
-    /// The start of the current line, as far as a header name matters.
-    line: Vec<u8>,
-}
-
-impl Head {
-    /// Takes one byte; true when it ends the head.
-    fn ends_with(&mut self, byte: u8) -> bool {
-        const NAME: &[u8] = b"content-length:";
-        match byte {
-            b'\n' => {
-                // Empty lines before a request line are skipped, as the parser skips them.
-                let ends = self.started && self.line.is_empty();
-                self.saw_length |= self.line.eq_ignore_ascii_case(NAME);
-                self.line.clear();
-                ends
-            }
-            b'\r' => false,
-            _ => {
-                self.started = true;
-                if self.line.len() < NAME.len() {
-                    self.line.push(byte);
-                }
-                false
-            }
-        }
-    }
+    /// Nothing more of this connection is a request.
+    Closed,
 }
 
 /// A socket behind its gate.
@@ -157,7 +123,8 @@ impl<S> Gate<S> {
     pub(super) fn new(io: S) -> (Self, Gatekeeper) {
         let state = Arc::new(Mutex::new(State {
             mode: Mode::Head,
-            head: Head::default(),
+            scan: Scan::default(),
+            verdict: None,
         }));
         let gate = Self {
             io,
@@ -172,23 +139,48 @@ impl<S> Gate<S> {
         (gate, Gatekeeper(state))
     }
 
+    /// Looks at the held bytes of a head; true when it is ready to be handed over.
+    fn judge(&mut self) -> bool {
+        let mut state = self.state.lock();
+        let held = &self.held[self.at..];
+        let (length, verdict) = match state.scan.head(held) {
+            Ok(None) => {
+                if state.scan.started && self.head_deadline.is_none() {
+                    self.head_deadline = Some(Box::pin(sleep(HEAD_DEADLINE)));
+                }
+                return false;
+            }
+            Ok(Some((length, framing))) => (length, Ok(framing)),
+            Err(error) => {
+                let ids = head::ids(held);
+                let is_head = held.trim_ascii_start().starts_with(b"HEAD ");
+                let stand_in = if is_head { STAND_IN_HEAD } else { STAND_IN };
+                self.held = stand_in.to_vec();
+                self.at = 0;
+                (stand_in.len(), Err(Box::new(Refusal { error, ids })))
+            }
+        };
+        *state = State {
+            mode: Mode::Handing(length),
+            scan: Scan::default(),
+            verdict: Some(verdict),
+        };
+        self.head_deadline = None;
+        true
+    }
+
     /// Moves held bytes to `buf`, as many as the mode allows.
-    fn hand_over(&mut self, buf: &mut ReadBuf<'_>) -> io::Result<()> {
+    fn hand_over(&mut self, buf: &mut ReadBuf<'_>) {
         let mut state = self.state.lock();
         let held = &self.held[self.at..];
         let room = held.len().min(buf.remaining());
         let count = match state.mode {
-            Mode::Head => {
-                let end = held[..room].iter().position(|&byte| state.head.ends_with(byte));
-                if end.is_some() {
-                    state.mode = Mode::HandedOver;
-                    self.head_deadline = None;
-                } else if state.head.started && self.head_deadline.is_none() {
-                    self.head_deadline = Some(Box::pin(sleep_until(Instant::now() + HEAD_DEADLINE)));
-                }
-                end.map_or(room, |end| end + 1)
+            Mode::Head | Mode::Closed => 0,
+            Mode::Handing(left) => {
+                let count = room.min(left);
+                state.mode = Mode::Handing(left - count);
+                count
             }
-            Mode::HandedOver => return Err(disagreement()),
             Mode::Body(left) => {
                 let count = room.min(usize::try_from(left).unwrap_or(usize::MAX));
                 state.mode = after(left, count);
@@ -200,9 +192,9 @@ impl<S> Gate<S> {
         self.at += count;
         if self.at == self.held.len() {
             self.held.clear();
+            self.held.shrink_to(READ_SIZE);
             self.at = 0;
         }
-        Ok(())
     }
 }
 
@@ -214,7 +206,7 @@ fn after(left: u64, count: usize) -> Mode {
     }
 }
 
-/// The parser did not see the end of the head where we did. Guessing who is right is how requests are smuggled.
+/// The server asks for more though it has a whole head: it did not see the end of it where we did.
 fn disagreement() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the head has no clear end")
 }
@@ -232,27 +224,22 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gate<S> {
             return Poll::Ready(Ok(()));
         }
         let mode = this.state.lock().mode;
-        if this.at < this.held.len() {
-            return Poll::Ready(this.hand_over(buf));
-        }
         let (before, limit) = match mode {
-            Mode::HandedOver => return Poll::Ready(Err(disagreement())),
+            Mode::Head => {
+                ready!(this.poll_head(cx))?;
+                this.hand_over(buf);
+                return Poll::Ready(Ok(()));
+            }
+            Mode::Handing(0) => return Poll::Ready(Err(disagreement())),
+            // The answer is being written, and the end of the connection comes after it.
+            Mode::Closed => return Poll::Pending,
+            Mode::Handing(_) | Mode::Body(_) | Mode::Rest if this.at < this.held.len() => {
+                this.hand_over(buf);
+                return Poll::Ready(Ok(()));
+            }
+            Mode::Handing(_) => return Poll::Ready(Err(disagreement())),
             Mode::Rest => return this.read_through(cx, buf, usize::MAX),
             Mode::Body(left) => (left, usize::try_from(left).unwrap_or(usize::MAX)),
-            Mode::Head => {
-                if expired(&mut this.head_deadline, cx) {
-                    return Poll::Ready(Err(io::Error::new(
-                        io::ErrorKind::TimedOut,
-                        "the head did not arrive in time",
-                    )));
-                }
-                let mut bytes = [0_u8; READ_SIZE];
-                let mut read = ReadBuf::new(&mut bytes);
-                ready!(Pin::new(&mut this.io).poll_read(cx, &mut read))?;
-                this.ended |= read.filled().is_empty();
-                this.held.extend_from_slice(read.filled());
-                return Poll::Ready(this.hand_over(buf));
-            }
         };
         let filled = buf.filled().len();
         ready!(this.read_through(cx, buf, limit))?;
@@ -262,6 +249,28 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gate<S> {
 }
 
 impl<S: AsyncRead + Unpin> Gate<S> {
+    /// Reads until a head is ready to be handed over, or the peer has ended.
+    fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.judge() {
+            if expired(&mut self.head_deadline, cx) {
+                let late = io::Error::new(io::ErrorKind::TimedOut, "the head did not arrive in time");
+                return Poll::Ready(Err(late));
+            }
+            let mut bytes = [0_u8; READ_SIZE];
+            let mut read = ReadBuf::new(&mut bytes);
+            ready!(Pin::new(&mut self.io).poll_read(cx, &mut read))?;
+            if read.filled().is_empty() {
+                self.ended = true;
+                break;
+            }
+            // What was handed over makes room, or a pipelining peer would have us hold all it ever sent.
+            self.held.drain(..self.at);
+            self.at = 0;
+            self.held.extend_from_slice(read.filled());
+        }
+        Poll::Ready(Ok(()))
+    }
+
     /// Reads at most `limit` bytes straight into `buf`.
     fn read_through(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>, limit: usize) -> Poll<io::Result<()>> {
         let filled = {
@@ -278,7 +287,7 @@ impl<S: AsyncRead + Unpin> Gate<S> {
     /// Whether the peer may still be sending something that nobody will read.
     fn is_unread(&self) -> bool {
         let state = self.state.lock();
-        !self.ended && (state.mode != Mode::Head || state.head.started)
+        !self.ended && (state.mode != Mode::Head || state.scan.started)
     }
 }
 

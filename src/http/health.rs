@@ -8,8 +8,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::response::{IntoResponse, Response};
+use axum::http::header::CACHE_CONTROL;
+use axum::response::Response;
 use axum::routing::get;
 use futures_util::future::{BoxFuture, FutureExt, Shared, WeakShared, join, join_all};
 use parking_lot::Mutex;
@@ -17,9 +17,11 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::domain::deliveries::DeliveryCounts;
+use crate::domain::deliveries::{DeliveryCounts, WorkerState};
 use crate::domain::time::Millis;
 use crate::problem::Cause;
+
+use super::answer::json;
 
 /// The name of this service in health, readiness and release documents.
 pub const SERVICE: &str = "events";
@@ -90,7 +92,7 @@ pub trait Vitals: Send + Sync + 'static {
     /// Reads the figures of the database.
     fn stored(&self) -> BoxFuture<'static, Result<StoredVitals, Cause>>;
     /// The delivery worker of this process, from memory.
-    fn worker(&self) -> WorkerVitals;
+    fn worker(&self) -> WorkerState;
     /// Open streams of this process, from memory.
     fn realtime_connections(&self) -> u64;
 }
@@ -102,21 +104,6 @@ pub struct StoredVitals {
     pub latest_seq: i64,
     /// Deliveries by status.
     pub deliveries: DeliveryCounts,
-}
-
-/// The delivery worker of this process.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct WorkerVitals {
-    /// Whether `EVENTS_WORKER` is on.
-    pub enabled: bool,
-    /// Whether it runs now.
-    pub running: bool,
-    /// Attempts in flight.
-    pub inflight: usize,
-    /// Subscriptions with an attempt in flight.
-    pub busy_subscriptions: usize,
-    /// When it last looked for work, ISO 8601 with milliseconds.
-    pub last_tick_at: Option<String>,
 }
 
 /// The readiness of a process: its checks, run together, at most once at a time.
@@ -179,7 +166,7 @@ pub struct Report {
     checks: BTreeMap<&'static str, Outcome>,
     latest_seq: Option<i64>,
     deliveries: Option<DeliveryCounts>,
-    worker: WorkerVitals,
+    worker: WorkerState,
     realtime_connections: u64,
 }
 
@@ -344,14 +331,6 @@ async fn ready(State(readiness): State<Arc<Readiness>>) -> Response {
     response
 }
 
-/// A JSON answer with the content type of this wire.
-pub fn json(status: StatusCode, body: &impl Serialize) -> Response {
-    match serde_json::to_vec(body) {
-        Ok(bytes) => (status, [(CONTENT_TYPE, "application/json; charset=utf-8")], bytes).into_response(),
-        Err(error) => crate::problem::ApiError::internal(error).into_response(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -370,8 +349,8 @@ mod tests {
             }
             .boxed()
         }
-        fn worker(&self) -> WorkerVitals {
-            WorkerVitals::default()
+        fn worker(&self) -> WorkerState {
+            WorkerState::default()
         }
         fn realtime_connections(&self) -> u64 {
             3

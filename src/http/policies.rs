@@ -14,14 +14,14 @@ use crate::domain::topic::TopicPattern;
 use crate::problem::ApiError;
 use crate::store::StoredPolicy;
 
+use super::answer::json;
 use super::api::Api;
 use super::body::read_json;
-use super::caller::{Caller, Operate};
-use super::health::json;
+use super::caller::{Caller, ListPolicies, ReadPolicy, WritePolicy};
 use super::query::{PathOf, Query};
 
-/// Bytes of a policy's body.
-const BODY_MAX: usize = 64 * 1024;
+/// Bytes of a body.
+const BODY_LIMIT: usize = 64 * 1024;
 /// Characters of an event type in a query.
 const EVENT_TYPE_CHARS_MAX: usize = 200;
 
@@ -53,7 +53,7 @@ struct Resolved<'a> {
 }
 
 /// Every policy, by pattern.
-pub(super) async fn list(State(api): State<Arc<Api>>, _caller: Caller<Operate>) -> Result<Response, ApiError> {
+pub(super) async fn list(State(api): State<Arc<Api>>, _caller: Caller<ListPolicies>) -> Result<Response, ApiError> {
     let stored = api.store.policies().await?;
     let policies = stored
         .into_iter()
@@ -65,7 +65,7 @@ pub(super) async fn list(State(api): State<Arc<Api>>, _caller: Caller<Operate>) 
 /// What is in force for an event type.
 pub(super) async fn resolve(
     State(api): State<Arc<Api>>,
-    _caller: Caller<Operate>,
+    _caller: Caller<ReadPolicy>,
     query: Query,
 ) -> Result<Response, ApiError> {
     let event_type = query
@@ -92,11 +92,11 @@ pub(super) async fn resolve(
 /// Writes the policy of a pattern; in force for the next publish of every process.
 pub(super) async fn put(
     State(api): State<Arc<Api>>,
-    caller: Caller<Operate>,
+    caller: Caller<WritePolicy>,
     PathOf(pattern): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = read_json(request, BODY_MAX).await?;
+    let body = read_json(request, BODY_LIMIT).await?;
     let pattern = known(&pattern)?;
     let policy = Policy::parse(&body).map_err(|errors| {
         let faults: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();
@@ -114,7 +114,7 @@ pub(super) async fn put(
 /// Removes the policy of a pattern.
 pub(super) async fn delete(
     State(api): State<Arc<Api>>,
-    _caller: Caller<Operate>,
+    _caller: Caller<WritePolicy>,
     PathOf(pattern): PathOf<String>,
 ) -> Result<Response, ApiError> {
     if api.store.delete_policy(&known(&pattern)?).await? {

@@ -12,11 +12,14 @@ use crate::domain::batch::{BATCH_MAX, BatchFault};
 use crate::problem::{ApiError, FieldError};
 use crate::publish::{ItemFault, PublishError, PublishRequest, Published, RequestFault};
 
+use super::answer::json;
 use super::api::Api;
-use super::body::{BODY_LIMIT, read_json};
+use super::body::read_json;
 use super::caller::{Caller, Publish};
 use super::context::RequestContext;
-use super::health::json;
+
+/// Bytes of a request: a batch of large payloads.
+const BODY_LIMIT: usize = 2 * 1024 * 1024;
 
 #[derive(Serialize)]
 struct PublishedEvent {

@@ -15,6 +15,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -22,18 +23,14 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
 use super::context;
-use super::gate::{Framing, Gate, Gatekeeper};
-use crate::problem::ApiError;
+use super::gate::{Gate, Gatekeeper, Refusal};
+use super::head::{Framing, HEAD_BYTES_MAX, HEADERS_MAX};
 
 /// Connections served at once; further ones wait in the listener's queue. Well under the 16 384 files that the unit
 /// file allows, since deliveries and the database need some too.
 pub const CONNECTIONS_MAX: usize = 10_000;
 /// An idle connection is kept as long. Longer than a proxy keeps its own (60 s), so that the proxy closes first.
 const IDLE_DEADLINE: Duration = Duration::from_secs(65);
-/// Headers of a request.
-const HEADERS_MAX: usize = 100;
-/// Bytes of a head, request line included.
-const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// Bytes a connection buffers.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
 /// Requests in flight get as long after a stop.
@@ -49,7 +46,8 @@ pub struct Peer(pub SocketAddr);
 ///
 /// Fails only when the listener has no address, that is, before serving anything.
 pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
-    tracing::info!("listening on {}", listener.local_addr()?);
+    let address = listener.local_addr()?;
+    tracing::info!(%address, "listening on http://{address}");
     let graceful = GracefulShutdown::new();
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let cut = CancellationToken::new();
@@ -110,16 +108,19 @@ struct Connection {
 
 impl Connection {
     async fn run(self, stream: TcpStream, watcher: Watcher) {
-        let Self { router, peer, cut } = self;
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%peer, "the connection ended before it was served: {error}");
-            return;
+        match stream.set_nodelay(true) {
+            Ok(()) => self.converse(stream, watcher).await,
+            Err(error) => tracing::debug!(peer = %self.peer, "the connection ended before it was served: {error}"),
         }
+    }
+
+    async fn converse(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, watcher: Watcher) {
+        let Self { router, peer, cut } = self;
         let (gate, keeper) = Gate::new(stream);
         let service = service_fn(move |request: Request<Incoming>| {
             // At once, and not in the future: the parser may read on before it polls that for the first time.
-            let framing = keeper.framing(request.headers());
-            answer(router.clone(), framing, keeper.clone(), peer, request)
+            let verdict = keeper.verdict();
+            answer(router.clone(), verdict, keeper.clone(), peer, request)
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -136,22 +137,23 @@ impl Connection {
 
 async fn answer(
     router: Router,
-    framing: Result<Framing, &'static str>,
+    verdict: Result<Framing, Box<Refusal>>,
     keeper: Gatekeeper,
     peer: SocketAddr,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let mut response = match framing {
+    let may_go_on = matches!(verdict, Ok(Framing::None | Framing::Length(_)));
+    let mut response = match verdict {
         Ok(_) => {
             let mut request = request.map(Body::new);
             request.extensions_mut().insert(Peer(peer));
             router.oneshot(request).await?
         }
-        Err(detail) => context::refusal(&ApiError::BadRequest(detail.into()), request.headers()),
+        Err(refusal) => context::refusal(&refusal.error, &refusal.ids),
     };
     // Where a chunked body ends is known to the parser alone, so nothing may follow it on this connection. A body that
     // was not read ends the connection as well: a client that is not told would lose its next request with it.
-    if !matches!(framing, Ok(Framing::None | Framing::Length(_))) || keeper.owes_body() {
+    if !may_go_on || keeper.owes_body() {
         response
             .headers_mut()
             .insert(CONNECTION, HeaderValue::from_static("close"));
@@ -165,6 +167,7 @@ mod tests {
 
     use axum::body::Bytes;
     use axum::routing::{get, post};
+    use proptest::prelude::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::sync::Notify;
     use tokio::task::JoinHandle;
@@ -173,6 +176,7 @@ mod tests {
     use super::*;
     use crate::http::{body, gate, layers};
 
+    const BODY_LIMIT: usize = 2 * 1024 * 1024;
     /// Long enough for any step on a busy machine; a test that reaches it has failed.
     const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -204,7 +208,7 @@ mod tests {
                 Router::new()
                     .route(
                         "/echo",
-                        post(|request: Request<Body>| async { body::read_json(request, body::BODY_LIMIT).await }),
+                        post(|request: Request<Body>| async { body::read_json(request, BODY_LIMIT).await }),
                     )
                     .route("/unread", post(|| async { "unread" }))
                     .route("/small", get(|| async { "small" }))
@@ -335,41 +339,185 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn heads_that_are_too_large_or_no_http_are_refused_cleanly() {
-        let server = Server::start().await;
-        let long = format!(
-            "GET /small HTTP/1.1\r\nHost: x\r\nX-Long: {}\r\n\r\n",
-            "a".repeat(70_000)
-        );
-        let many = format!(
-            "GET /small HTTP/1.1\r\nHost: x\r\n{}\r\n",
-            "A: b\r\n".repeat(HEADERS_MAX)
-        );
-        for head in [long, many, format!("GET /{}", "a".repeat(70_000))] {
-            let answer = server.exchange(head.as_bytes()).await;
-            assert!(
-                answer.starts_with("HTTP/1.1 431 ") || answer.starts_with("HTTP/1.1 414 "),
-                "{answer}"
-            );
-        }
-        for nonsense in [
-            "\0\u{1}\r\n\r\n",
-            "GET\r\n\r\n",
-            "GET / HTTP/9.9\r\n\r\n",
-            "GET / HTTP/1.1\r\nHost\r\n\r\n",
+    /// Judges the one answer of a closed connection: the document of a refusal with the ids of the caller.
+    fn refused_head(answer: &str, status: u16, title: &str) {
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        assert_eq!(answers(answer), 1, "{answer}");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let head = head.to_lowercase();
+        for line in [
+            "content-type: application/problem+json",
+            "x-openvibe-request-id: caller-1",
+            "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-",
+            "connection: close",
         ] {
-            let answer = server.exchange(nonsense.as_bytes()).await;
-            assert!(
-                answer.is_empty() || answer.starts_with("HTTP/1.1 400 "),
-                "{nonsense:?}: {answer}"
+            assert!(head.contains(&format!("\r\n{line}")), "no {line} in {answer}");
+        }
+        let document: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(
+            (&document["code"], &document["title"], &document["request_id"]),
+            (&"events.bad_request".into(), &title.into(), &"caller-1".into())
+        );
+    }
+
+    const IDS: &str =
+        "X-OpenVibe-Request-Id: caller-1\r\nTraceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n";
+
+    #[tokio::test]
+    async fn a_head_that_is_too_large_is_refused_with_a_document() {
+        let server = Server::start().await;
+        let fits = HEADERS_MAX - 3;
+        let get = |headers: &str| format!("GET /small HTTP/1.1\r\n{IDS}{headers}Connection: close\r\n\r\n");
+        let filler = HEAD_BYTES_MAX - get("A: \r\n").len();
+        for large in [
+            get(&format!("A: {}\r\n", "a".repeat(filler))),
+            get(&"A: b\r\n".repeat(fits)),
+        ] {
+            assert!(server.exchange(large.as_bytes()).await.ends_with("small"));
+        }
+        for large in [
+            get(&format!("A: {}\r\n", "a".repeat(filler + 1))),
+            get(&format!("A: {}\r\n", "a".repeat(70_000))),
+            get(&"A: b\r\n".repeat(fits + 1)),
+            get(&"A: b\r\n".repeat(fits + 2_000)),
+        ] {
+            refused_head(
+                &server.exchange(large.as_bytes()).await,
+                431,
+                "Request Header Fields Too Large",
             );
         }
+        let endless = server.exchange(format!("GET /{}", "a".repeat(70_000)).as_bytes()).await;
+        assert!(
+            endless.starts_with("HTTP/1.1 431 ") && endless.contains("req_"),
+            "{endless}"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_no_http_is_refused_with_a_document() {
+        let server = Server::start().await;
+        for nonsense in [
+            "GET\r\n",
+            "GET / HTTP/9.9\r\n",
+            "PRI * HTTP/2.0\r\n",
+            "GET  / HTTP/1.1\r\n",
+            "G\"T / HTTP/1.1\r\n",
+            "GET http://[ HTTP/1.1\r\n",
+            "GET / HTTP/1.1\r\nHost\r\n",
+            "GET / HTTP/1.1\r\nA: b\r\n folded\r\n",
+            "GET / HTTP/1.1\r\nA: \0\r\n",
+            "GET / HTTP/1.1\r\nA: b\rC: d\r\n",
+            "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n",
+        ] {
+            // In one packet, so that the ids are there when the request line is judged.
+            let answer = server.exchange(format!("{nonsense}{IDS}\r\n").as_bytes()).await;
+            refused_head(&answer, 400, "Bad Request");
+            // Behind another request, whose answer comes first.
+            let both = format!("GET /small HTTP/1.1\r\n\r\n{nonsense}{IDS}\r\n");
+            let answer = server.exchange(both.as_bytes()).await;
+            let (_, second) = answer.split_once("small").expect("the first answer");
+            refused_head(second, 400, "Bad Request");
+        }
+        // A peer that speaks something else does not have to end a head, or a line, to learn so.
+        for start in ["\u{16}\u{3}\u{1}", "GET\r\n"] {
+            assert!(
+                server.exchange(start.as_bytes()).await.starts_with("HTTP/1.1 400 "),
+                "{start:?}"
+            );
+        }
+        let head = server
+            .exchange(format!("HEAD / HTTP/1.1\r\nHost\r\n{IDS}\r\n").as_bytes())
+            .await;
+        assert!(
+            head.starts_with("HTTP/1.1 400 ") && head.ends_with("\r\n\r\n"),
+            "no body: {head}"
+        );
         let bare = server
             .exchange(b"GET /small HTTP/1.1\nHost: x\nConnection: close\n\n")
             .await;
-        assert!(answers(&bare) <= 1, "{bare}");
+        assert!(bare.ends_with("small"), "{bare}");
     }
+
+    /// Everything the service answers to `bytes`, in pieces of `size`, on a connection of its own in memory.
+    async fn conversation(bytes: &[u8], size: usize) -> String {
+        let (mut client, served) = tokio::io::duplex(1 << 20);
+        let router = layers(Router::new().route("/small", get(|| async { "small" })).route(
+            "/echo",
+            post(|request: Request<Body>| async { body::read_json(request, BODY_LIMIT).await }),
+        ));
+        let connection = Connection {
+            router,
+            peer: ([127, 0, 0, 1], 1).into(),
+            cut: CancellationToken::new(),
+        };
+        let graceful = GracefulShutdown::new();
+        let task = tokio::spawn(connection.converse(served, graceful.watcher()));
+        for piece in bytes.chunks(size) {
+            // The service may have closed already.
+            if client.write_all(piece).await.is_err() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        let mut out = Vec::new();
+        client.read_to_end(&mut out).await.unwrap();
+        task.await.expect("no panic");
+        String::from_utf8_lossy(&out).into_owned()
+    }
+
+    proptest! {
+        /// An answer without ids is one that the server gave by itself.
+        #[test]
+        fn whatever_is_sent_nothing_but_the_service_answers(
+            seeds in prop::collection::vec(prop::sample::select(SEEDS), 1..4),
+            faults in prop::collection::vec((any::<prop::sample::Index>(), 0_usize..4, prop::sample::select(FAULTS)), 0..4),
+            size in 1_usize..200,
+        ) {
+            let mut bytes = seeds.concat().into_bytes();
+            for (at, removed, fault) in faults {
+                let at = at.index(bytes.len());
+                let end = (at + removed).min(bytes.len());
+                bytes.splice(at..end, fault.iter().copied());
+                bytes.push(b'\n');
+            }
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+            let answer = runtime.block_on(conversation(&bytes, size));
+            let ids = answer.matches("\r\nx-openvibe-request-id: ").count();
+            prop_assert_eq!(answer.matches("\r\ndate: ").count(), ids, "{:?}\n{}", String::from_utf8_lossy(&bytes), answer);
+        }
+    }
+
+    const SEEDS: &[&str] = &[
+        "GET /small HTTP/1.1\r\nHost: x\r\n\r\n",
+        "HEAD http://x/small?a=%20 HTTP/1.1\nA:\n\n",
+        "\r\nPOST /echo HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]",
+        "POST /echo HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[]\r\n0\r\n\r\n",
+        "CONNECT x:1 HTTP/1.1\r\nUpgrade: y\r\nConnection: upgrade\r\n\r\n",
+        "POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "OPTIONS * HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+    ];
+    const FAULTS: &[&[u8]] = &[
+        b"",
+        b"\r",
+        b"\n",
+        b"\r\n",
+        b"\r\n\r\n",
+        b"\0",
+        b" ",
+        b"\t",
+        b":",
+        b"\x80",
+        b"\xc3\xa9",
+        b"[",
+        b"HTTP/1.0",
+        b"A: b\r\n",
+        b"Content-Length: 2\r\n",
+        b"Content-Length: 99999999999999999999\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+    ];
 
     #[tokio::test]
     async fn a_refused_body_does_not_cost_the_client_its_answer() {

@@ -13,10 +13,11 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::ServiceExt;
 
-use super::health::{StoredVitals, Vitals, WorkerVitals};
+use super::health::{StoredVitals, Vitals};
 use super::query::PathOf;
 use super::server::Peer;
 use super::{body, layers, metrics};
+use crate::domain::deliveries::WorkerState;
 use crate::problem::{ApiError, Cause};
 use crate::telemetry::Metrics;
 
@@ -267,8 +268,8 @@ impl Vitals for NoStore {
     fn stored(&self) -> BoxFuture<'static, Result<StoredVitals, Cause>> {
         async { Err("down".into()) }.boxed()
     }
-    fn worker(&self) -> WorkerVitals {
-        WorkerVitals::default()
+    fn worker(&self) -> WorkerState {
+        WorkerState::default()
     }
     fn realtime_connections(&self) -> u64 {
         0

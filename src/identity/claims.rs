@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::domain::ids::{is_prefixed_id, is_slug};
+
 /// What a verified token says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claims {
@@ -31,7 +33,7 @@ pub enum Principal {
     },
     /// A developer app.
     App(AppPrincipal),
-    /// A kind of principal that the platform knows and no route of ours accepts.
+    /// A kind of principal that the network knows and no route of ours accepts.
     Other(UnlistedPrincipal),
 }
 
@@ -126,7 +128,7 @@ pub(super) fn read(claims: &Map<String, Value>) -> Result<Claims, String> {
         "ns must be a list of strings",
     );
     rule(
-        optional("project_id", |value| is_id(value, "prj_")) && (text("project_id").is_some() || !acts_for_a_project),
+        optional("project_id", |value| is_id(value, "prj")) && (text("project_id").is_some() || !acts_for_a_project),
         "project_id must be a project's id",
     );
     let env = text("env").and_then(Env::named);
@@ -135,7 +137,7 @@ pub(super) fn read(claims: &Map<String, Value>) -> Result<Claims, String> {
         "env must be sandbox or production",
     );
     rule(
-        optional("on_behalf_of", |value| is_id(value, "usr_"))
+        optional("on_behalf_of", |value| is_id(value, "usr"))
             && (text("on_behalf_of").is_some() || kind != Some(Kind::Agent)),
         "on_behalf_of must be a person's id",
     );
@@ -212,10 +214,10 @@ impl Kind {
         let (prefix, name) = subject.split_once(':')?;
         let (kind, valid) = match prefix {
             "svc" => (Self::Service, is_slug(name)),
-            "app" => (Self::App, is_ulid_after(name, "app_")),
-            "mod" => (Self::Mod, is_ulid_after(name, "mod_")),
-            "node" => (Self::Node, is_ulid_after(name, "nod_")),
-            "agent" => (Self::Agent, is_ulid_after(name, "agt_")),
+            "app" => (Self::App, is_prefixed_id("app", name)),
+            "mod" => (Self::Mod, is_prefixed_id("mod", name)),
+            "node" => (Self::Node, is_prefixed_id("nod", name)),
+            "agent" => (Self::Agent, is_prefixed_id("agt", name)),
             _ => return None,
         };
         valid.then_some(kind)
@@ -247,24 +249,7 @@ fn integer(value: &Value) -> Option<i64> {
 }
 
 fn is_id(value: &Value, prefix: &str) -> bool {
-    value.as_str().is_some_and(|id| is_ulid_after(id, prefix))
-}
-
-/// The platform's ids: upper-case Crockford base 32, with any first character.
-fn is_ulid_after(id: &str, prefix: &str) -> bool {
-    id.strip_prefix(prefix).is_some_and(|ulid| {
-        let crockford =
-            |byte| matches!(byte, b'0'..=b'9' | b'A'..=b'H' | b'J' | b'K' | b'M' | b'N' | b'P'..=b'T' | b'V'..=b'Z');
-        ulid.len() == 26 && ulid.bytes().all(crockford)
-    })
-}
-
-fn is_slug(name: &str) -> bool {
-    (2..=40).contains(&name.len())
-        && name.starts_with(|first: char| first.is_ascii_lowercase())
-        && name
-            .bytes()
-            .all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+    value.as_str().is_some_and(|id| is_prefixed_id(prefix, id))
 }
 
 fn is_audience(name: &str) -> bool {

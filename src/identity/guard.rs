@@ -82,20 +82,6 @@ pub async fn first_party(
     })
 }
 
-/// The guard of the routes that services and developer apps share. Apps are off, so an app's token meets
-/// [`first_party`]: a sandbox one does not hold, a production one is denied.
-///
-/// # Errors
-/// Those of [`first_party`].
-pub async fn shared(
-    verifier: &Verifier,
-    headers: &HeaderMap,
-    capability: Capability,
-    now_s: i64,
-) -> Result<Caller, Refusal> {
-    first_party(verifier, headers, capability, now_s).await
-}
-
 #[cfg(test)]
 mod tests {
     use axum::http::HeaderValue;
@@ -113,13 +99,7 @@ mod tests {
 
     async fn judged(claims: &Value) -> Result<Caller, Refusal> {
         let sent = headers(&format!("Bearer {}", key("k1").token(claims)));
-        let first = first_party(&verifier(), &sent, Capability::EventPublish, NOW_S).await;
-        assert_eq!(
-            first,
-            shared(&verifier(), &sent, Capability::EventPublish, NOW_S).await,
-            "apps are off"
-        );
-        first
+        first_party(&verifier(), &sent, Capability::EventPublish, NOW_S).await
     }
 
     #[test]

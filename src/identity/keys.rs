@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 use url::Url;
 
 use super::{Jws, KeySet};
+use crate::tls::Trust;
 
 const BOOT_RETRY: Duration = Duration::from_secs(30);
 const REFRESH: Duration = Duration::from_secs(15 * 60);
@@ -40,9 +41,15 @@ pub struct Keys {
 struct Inner {
     current: ArcSwapOption<KeySet>,
     /// Where to fetch from; `None` when the key is pinned.
-    document: Option<Url>,
+    document: Option<Document>,
     fetches: Mutex<Fetches>,
     tasks: TaskTracker,
+}
+
+#[derive(Debug)]
+struct Document {
+    url: Url,
+    trust: Trust,
 }
 
 #[derive(Debug, Default)]
@@ -99,11 +106,11 @@ impl Keys {
 
     /// Keys read from the document at `url`: on first use, and by [`Keys::run`] from then on.
     #[must_use]
-    pub fn fetching(url: Url) -> Self {
-        Self::new(None, Some(url))
+    pub fn fetching(url: Url, trust: Trust) -> Self {
+        Self::new(None, Some(Document { url, trust }))
     }
 
-    fn new(current: Option<KeySet>, document: Option<Url>) -> Self {
+    fn new(current: Option<KeySet>, document: Option<Document>) -> Self {
         let current = ArcSwapOption::from(current.map(Arc::new));
         Self {
             inner: Arc::new(Inner {
@@ -222,8 +229,8 @@ impl Keys {
         // A task of its own: a caller that goes away must not take the others' fetch with it.
         self.inner.tasks.spawn(async move {
             let _ended = guard;
-            if let Some(url) = &inner.document {
-                inner.settle(fetch(url).await);
+            if let Some(document) = &inner.document {
+                inner.settle(document.fetch().await);
             }
         });
         ended
@@ -288,30 +295,31 @@ fn backoff(earlier: u32) -> Duration {
     Duration::from_secs(if earlier < 8 { 1 << earlier } else { 300 })
 }
 
-async fn fetch(url: &Url) -> Result<KeySet, FetchError> {
-    let mut builder = reqwest::Client::builder()
-        .no_proxy()
-        .redirect(reqwest::redirect::Policy::none())
-        .timeout(FETCH_TIMEOUT);
-    if url.scheme() == "http" {
-        // A plain address needs no authorities, and must work on a machine that has none installed.
-        builder = builder.tls_certs_only([]);
-    }
-    // A client of its own each time: the next fetch is a quarter of an hour away, and no kept connection lives that long.
-    let request = builder.build()?.get(url.clone()).header("accept", "application/json");
-    let mut response = request.send().await?;
-    if !response.status().is_success() {
-        return Err(FetchError::Status(response.status()));
-    }
-    let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await? {
-        if body.len() + chunk.len() > DOCUMENT_BYTES_MAX {
-            return Err(FetchError::TooLong);
+impl Document {
+    async fn fetch(&self) -> Result<KeySet, FetchError> {
+        // A client of its own each time: the next fetch is a quarter of an hour away, and no kept connection lives that long.
+        let client = self
+            .trust
+            .client_builder()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .timeout(FETCH_TIMEOUT)
+            .build()?;
+        let request = client.get(self.url.clone()).header("accept", "application/json");
+        let mut response = request.send().await?;
+        if !response.status().is_success() {
+            return Err(FetchError::Status(response.status()));
         }
-        body.extend_from_slice(&chunk);
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await? {
+            if body.len() + chunk.len() > DOCUMENT_BYTES_MAX {
+                return Err(FetchError::TooLong);
+            }
+            body.extend_from_slice(&chunk);
+        }
+        let document = serde_json::from_slice(&body).map_err(|_| FetchError::NotJson)?;
+        KeySet::from_document(&document).ok_or(FetchError::NoKey)
     }
-    let document = serde_json::from_slice(&body).map_err(|_| FetchError::NotJson)?;
-    KeySet::from_document(&document).ok_or(FetchError::NoKey)
 }
 
 #[cfg(test)]
@@ -321,7 +329,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::identity::testing::{KeyServer, key};
+    use crate::identity::testing::{self, KeyServer, key};
 
     /// Lets `seconds` pass at once. The clock stands still only inside, so that no timer outruns the sockets.
     async fn pass(seconds: u64) {
@@ -337,7 +345,7 @@ mod tests {
     async fn loaded(kids: &[&str]) -> (KeyServer, Keys) {
         let server = KeyServer::start().await;
         server.publish(kids);
-        let keys = Keys::fetching(server.url.clone());
+        let keys = Keys::fetching(server.url.clone(), testing::trust());
         keys.keys_for(None).await.expect("loads on first use");
         assert_eq!(server.hits(), 1);
         (server, keys)
@@ -408,7 +416,7 @@ mod tests {
     async fn fifty_callers_before_the_first_load_share_one_fetch() {
         let server = KeyServer::start().await;
         server.publish(&["k1"]);
-        let keys = Keys::fetching(server.url.clone());
+        let keys = Keys::fetching(server.url.clone(), testing::trust());
         let answers = join_all((0..50).map(|_| keys.keys_for(None))).await;
         assert!(answers.iter().all(Result::is_ok));
         assert_eq!(server.hits(), 1);
@@ -503,7 +511,7 @@ mod tests {
     async fn a_withdrawn_key_stops_working_at_the_next_refresh() {
         let server = KeyServer::start().await;
         server.publish(&["k1", "k2"]);
-        let keys = Keys::fetching(server.url.clone());
+        let keys = Keys::fetching(server.url.clone(), testing::trust());
         let stop = CancellationToken::new();
         let running = tokio::spawn({
             let (keys, stop) = (keys.clone(), stop.clone());
@@ -529,7 +537,7 @@ mod tests {
     async fn without_a_key_callers_fail_at_once_until_the_backoff_is_over() {
         let server = KeyServer::start().await;
         server.answer("503 Service Unavailable", "", "");
-        let keys = Keys::fetching(server.url.clone());
+        let keys = Keys::fetching(server.url.clone(), testing::trust());
         assert_eq!(keys.keys_for(None).await.err(), Some(Unavailable));
         for _ in 0..20 {
             assert_eq!(
@@ -564,7 +572,7 @@ mod tests {
     async fn the_first_load_is_retried_every_half_minute_whatever_the_backoff() {
         let server = KeyServer::start().await;
         server.answer("503 Service Unavailable", "", "");
-        let keys = Keys::fetching(server.url.clone());
+        let keys = Keys::fetching(server.url.clone(), testing::trust());
         // Nine failures first: the backoff is at its longest.
         for _ in 0..9 {
             assert!(keys.keys_for(None).await.is_err());
@@ -591,7 +599,7 @@ mod tests {
     async fn a_silent_server_holds_a_caller_for_five_seconds_at_most() {
         let server = KeyServer::start().await;
         server.hold();
-        let keys = Keys::fetching(server.url.clone());
+        let keys = Keys::fetching(server.url.clone(), testing::trust());
         let caller = tokio::spawn({
             let keys = keys.clone();
             async move { keys.keys_for(None).await.err() }

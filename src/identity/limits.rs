@@ -25,6 +25,12 @@ pub enum Limit {
     EventPublish,
     /// One event by id.
     EventRead,
+    /// Every delivery policy.
+    DeliveryPolicyList,
+    /// The delivery policy in force for a type.
+    DeliveryPolicyRead,
+    /// Writing and removing delivery policies.
+    DeliveryPolicyWrite,
     /// Making subscriptions.
     SubscriptionCreate,
     /// Lists of subscriptions.
@@ -55,6 +61,16 @@ pub enum Window {
     Hour,
 }
 
+impl Window {
+    /// The word on the wire and in metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Minute => "minute",
+            Self::Hour => "hour",
+        }
+    }
+}
+
 /// A request that was not counted, because a window is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exceeded {
@@ -70,9 +86,12 @@ pub struct Exceeded {
 
 impl Limit {
     /// Every limit, ordered by id.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::CheckpointRead,
         Self::CheckpointWrite,
+        Self::DeliveryPolicyList,
+        Self::DeliveryPolicyRead,
+        Self::DeliveryPolicyWrite,
         Self::DeliveryList,
         Self::DeliveryReplay,
         Self::EventPublish,
@@ -93,6 +112,9 @@ impl Limit {
             Self::DeliveryList => "events.delivery.list",
             Self::DeliveryReplay => "events.delivery.replay",
             Self::EventPublish => "events.event.publish",
+            Self::DeliveryPolicyList => "events.delivery-policy.list",
+            Self::DeliveryPolicyRead => "events.delivery-policy.read",
+            Self::DeliveryPolicyWrite => "events.delivery-policy.write",
             Self::EventPull => "events.event.pull",
             Self::EventRead => "events.event.read",
             Self::SubscriptionCreate => "events.subscription.create",
@@ -107,10 +129,12 @@ impl Limit {
     fn own(self) -> Option<Allowance> {
         let (minute, hour) = match self {
             Self::EventPublish | Self::EventPull | Self::CheckpointWrite => (600, 20_000),
-            Self::SubscriptionCreate | Self::SubscriptionToggle => (30, 300),
+            Self::SubscriptionCreate | Self::SubscriptionToggle | Self::DeliveryPolicyWrite => (30, 300),
             Self::SubscriptionRotate => (10, 100),
             Self::DeliveryReplay => (6, 60),
             Self::CheckpointRead
+            | Self::DeliveryPolicyList
+            | Self::DeliveryPolicyRead
             | Self::DeliveryList
             | Self::EventRead
             | Self::SubscriptionList

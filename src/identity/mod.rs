@@ -13,7 +13,7 @@ mod token;
 
 pub use capability::{Capability, granted};
 pub use claims::{AppPrincipal, Claims, Env, Principal, UnlistedPrincipal};
-pub use guard::{Caller, Refusal, bearer, first_party, shared};
+pub use guard::{Caller, Refusal, bearer, first_party};
 pub use jwks::KeySet;
 pub use jws::Jws;
 pub use keys::{KeyError, Keys, Unavailable};

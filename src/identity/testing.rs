@@ -17,11 +17,18 @@ use tokio::sync::watch;
 use url::Url;
 
 use super::{Keys, Verifier};
+use crate::tls::{Authorities, Trust};
 
 /// The moment at which the tokens of these tests are judged.
 pub(super) const NOW_S: i64 = 1_761_033_930;
 pub(super) const ISSUER: &str = "https://openvibe.network";
 pub(super) const ULID: &str = "01K7CCD4EF5GH6JK7MN8PQ9RST";
+
+/// What any process trusts.
+pub(super) fn trust() -> Trust {
+    static TRUST: OnceLock<Trust> = OnceLock::new();
+    TRUST.get_or_init(|| Trust::load(&Authorities::default())).clone()
+}
 
 /// A signing key and the name it is published under.
 pub(super) struct TestKey {

@@ -141,7 +141,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::identity::testing::{ISSUER, KeyServer, NOW_S, ULID, app_claims, key, service_claims, verifier, with};
+    use crate::identity::testing::{
+        self, ISSUER, KeyServer, NOW_S, ULID, app_claims, key, service_claims, verifier, with,
+    };
     use crate::identity::{AppPrincipal, Principal};
 
     async fn judge(token: &str) -> Result<Claims, TokenError> {
@@ -429,7 +431,7 @@ mod tests {
         let server = KeyServer::start().await;
         server.publish(&["k1", "k2"]);
         let verifier = Verifier {
-            keys: Keys::fetching(server.url.clone()),
+            keys: Keys::fetching(server.url.clone(), testing::trust()),
             ..verifier()
         };
         for kid in ["k1", "k2"] {
@@ -451,7 +453,7 @@ mod tests {
         let server = KeyServer::start().await;
         server.answer("503 Service Unavailable", "", "");
         let verifier = Verifier {
-            keys: Keys::fetching(server.url.clone()),
+            keys: Keys::fetching(server.url.clone(), testing::trust()),
             ..verifier()
         };
         for token in [

@@ -1,6 +1,6 @@
 //! Publishing: validate, match, group, commit, answer, ring the doorbells.
 //!
-//! Stage A ([`request`]) runs per request and touches no database. Stage B ([`group`]) runs one at a time for every
+//! Stage A (`request`) runs per request and touches no database. Stage B (`group`) runs one at a time for every
 //! request that waits, in one transaction: one sync of the disk carries them all. Stage C answers and rings.
 
 mod decide;
@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::cursor::Cursor;
 use crate::domain::ids::{EventId, SubscriptionId};
-use crate::store::{SharedStore, StoreError};
+use crate::store::{SharedStore, StoreError, answered};
 
 pub use request::{ItemFault, PublishRequest, RequestFault, Rules};
 
@@ -28,8 +28,6 @@ const WAITING_REQUESTS_MAX: usize = 4_096;
 const WAITING_KIB_MAX: u32 = 64 * 1024;
 /// How long a request may wait before it is told "not now"; it is then never stored.
 const WAIT_MAX: Duration = Duration::from_secs(5);
-/// How long a group may take in all. The database bounds its statements; this bounds a network that swallows answers.
-const GROUP_DEADLINE: Duration = Duration::from_secs(10);
 /// Events of one group, unless a single request has more.
 const GROUP_EVENTS_MAX: usize = 256;
 /// Bytes of one group, unless a single request has more.
@@ -204,18 +202,17 @@ fn still_wanted(waiting: Waiting) -> Option<Waiting> {
 /// that one request cannot spoil the answer of another.
 async fn commit(store: &SharedStore, max_hops: i32, ring: &Ring, group: Vec<Waiting>) {
     let requests: Vec<&PublishRequest> = group.iter().map(|waiting| &waiting.request).collect();
-    let running = AssertUnwindSafe(timeout(GROUP_DEADLINE, group::run(store, &requests, max_hops))).catch_unwind();
+    let running = AssertUnwindSafe(answered(group::run(store, &requests, max_hops))).catch_unwind();
     let error = match running.await {
-        Ok(Ok(Ok(done))) => {
+        Ok(Ok(done)) => {
             for (waiting, answer) in group.into_iter().zip(done.answers) {
                 let _ = waiting.answer.send(answer);
             }
             ring(&done.subscriptions);
             return;
         }
-        Ok(Ok(Err(error))) => error,
-        // Whether it was committed is unknown; the ids tell a producer that tries again.
-        Ok(Err(_elapsed)) => StoreError::Unavailable(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+        // Where no answer came, whether it was committed is unknown; the ids tell a producer that tries again.
+        Ok(Err(error)) => error,
         Err(_panic) => {
             tracing::error!(requests = group.len(), "a publish group failed by a defect");
             refuse(group, PublishError::Internal);

@@ -1,11 +1,9 @@
 //! Taking the right to send: two statements in one transaction, and giving up the claims of the dead.
 
-use crate::domain::envelope::Envelope;
 use crate::domain::ids::SubscriptionId;
 use crate::domain::time::Millis;
 
-use super::settle::Key;
-use super::{Store, StoreError};
+use super::{Store, StoreError, StoredEvent};
 
 /// What is on record of an attempt whose claim was lost.
 const LOST_ERROR: &str = "no result: the process that was sending died, or held the claim for too long";
@@ -63,12 +61,8 @@ pub struct Claimed {
     pub retry_policy: Option<String>,
     /// It may leave a process once only.
     pub at_most_once: bool,
-    /// What to send.
-    pub envelope: Envelope,
-    /// The event's depth in its trace.
-    pub hops: i32,
-    /// When the event was stored.
-    pub received_at: Millis,
+    /// What to send; `None` when the event is gone or cannot be read, so that it can only be given up.
+    pub event: Option<StoredEvent>,
 }
 
 /// What a pass found.
@@ -90,7 +84,7 @@ impl Store {
     /// Which of these have a delivery that is due; a plain read, so that idle polls cost one statement.
     pub async fn due(&self, candidates: &[Candidate]) -> Result<Vec<SubscriptionId>, StoreError> {
         let columns = CandidateColumns::of(candidates);
-        let mut reader = self.reader().await?;
+        let mut reader = self.own_reader().await?;
         let due = sqlx::query_scalar!(
             r#"
             SELECT c.id AS "id!"
@@ -152,7 +146,7 @@ impl Store {
             WITH locked AS (
                 SELECT s.id, s.consumer, c.critical, c.important, c.low, c.consumer_room,
                        greatest(coalesce(s.max_inflight, $10) - (
-                           SELECT count(*) FROM deliveries l WHERE l.subscription_id = s.id AND l.lease_until IS NOT NULL
+                           SELECT count(*) FROM deliveries l WHERE l.subscription_id = s.id AND l.lease_until > now_ms()
                        ), 0) AS free
                 FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
                     AS c(id, critical, important, low, consumer_room)
@@ -236,11 +230,7 @@ impl Store {
             else {
                 continue;
             };
-            // An event that is gone leaves its row claimed until the lease ends; prune settles rows before it deletes.
-            let Ok(index) = events.binary_search_by_key(&position, |event| event.position) else {
-                continue;
-            };
-            let event = &events[index];
+            let event = events.binary_search_by_key(&position, |event| event.position).ok();
             pass.claimed.push(Claimed {
                 position,
                 subscription_id,
@@ -254,18 +244,15 @@ impl Store {
                 previous_secret: row.previous_secret,
                 retry_policy: row.retry_policy,
                 at_most_once: row.at_most_once.unwrap_or_default(),
-                envelope: event.envelope.clone(),
-                hops: event.hops,
-                received_at: event.received_at,
+                event: event.map(|index| events[index].clone()),
             });
         }
         Ok(pass)
     }
 
-    /// Releases claims whose lease has ended, and, when there is a `judge`, an owner that lives now as
-    /// well, claims whose owner no longer lives. A released
-    /// row is due at once, and its attempt counts: it may have left the process. Answers the
-    /// subscriptions that have work again.
+    /// Releases claims whose lease has ended, and, when there is a `judge`, an owner that lives now as well, claims whose
+    /// owner no longer lives. A released row is due at once, and its attempt counts: it may have left the process. With a
+    /// key it keeps the mark, for it is unfinished. Answers the subscriptions that have work again.
     pub async fn release_lost(&self, judge: Option<&str>) -> Result<Vec<SubscriptionId>, StoreError> {
         let mut transaction = self.begin_relaxed().await?;
         let rows = sqlx::query!(
@@ -289,13 +276,11 @@ impl Store {
                     last_status = NULL,
                     last_error = CASE WHEN d.generation = d.claimed_generation THEN $3 END
                 FROM lost WHERE d.subscription_id = lost.subscription_id AND d.seq = lost.seq
-                RETURNING d.subscription_id, d.seq, d.ordering_key, d.status,
+                RETURNING d.subscription_id, d.status,
                           (SELECT b.status FROM deliveries b
                            WHERE b.subscription_id = d.subscription_id AND b.seq = d.seq) AS former
             )
-            SELECT subscription_id AS "subscription_id!", seq AS "seq!", ordering_key, status AS "status!",
-                   former AS "former!"
-            FROM released
+            SELECT subscription_id AS "subscription_id!", status AS "status!", former AS "former!" FROM released
             "#,
             judge,
             RECOVER_ROWS_MAX,
@@ -311,17 +296,6 @@ impl Store {
             change.add(&row.former, -1);
             change.add(&row.status, 1);
         }
-        let keys: Vec<Key<'_>> = rows
-            .iter()
-            .filter_map(|row| {
-                Some(Key {
-                    subscription_id: &row.subscription_id,
-                    key: row.ordering_key.as_deref()?,
-                    position: row.seq,
-                })
-            })
-            .collect();
-        self.move_heads(&mut transaction, &keys).await?;
         self.count(&mut transaction, super::counts::CountRole::Recover, change)
             .await?;
         transaction.commit().await?;

@@ -15,7 +15,10 @@ pub enum StoreError {
     #[error("the consumer already holds {0} subscriptions")]
     SubscriptionLimit(i64),
     /// The database belongs to the service that this one replaces.
-    #[error("the database was made by the service before this one; run `openvibe-events import` on a copy of it")]
+    #[error(
+        "the database was made by the service before this one, and nothing in it was changed; `openvibe-events import` \
+         moves such a database and is not part of this version yet"
+    )]
     Foreign,
     /// The schema could not be brought up to date.
     #[error("the schema could not be migrated")]
@@ -42,6 +45,16 @@ impl StoreError {
             Self::Unavailable(_) => true,
             _ => false,
         }
+    }
+
+    /// A change that met others at every try; a later one can succeed.
+    pub(super) fn marks_keep_moving() -> Self {
+        Self::Unavailable(sqlx::Error::Protocol("the marks of the keys keep moving".to_owned()))
+    }
+
+    /// Whether a row that somebody else holds was waited for in vain.
+    pub fn is_lock_wait(&self) -> bool {
+        matches!(self, Self::Unavailable(sqlx::Error::Database(error)) if error.code().as_deref() == Some("55P03"))
     }
 }
 

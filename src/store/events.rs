@@ -120,7 +120,8 @@ impl Store {
         .await?;
         let Some(found) = found else { return Ok(None) };
         let event = self.events_at(&mut reader, &[found.seq]).await?.pop();
-        Ok(event.map(|event| PulledEvent {
+        let event = event.ok_or(StoreError::Corrupt { what: "event" })?;
+        Ok(Some(PulledEvent {
             cursor: Cursor {
                 epoch: found.epoch,
                 position: found.seq,
@@ -268,7 +269,8 @@ impl Store {
         Ok(shape)
     }
 
-    /// The events at these positions, in position order; what is gone is left out.
+    /// The events at these positions, in position order. What is gone is left out, and so is a row that this version cannot
+    /// read: it is named in the log, and must not stop the others.
     pub(super) async fn events_at(
         &self,
         connection: &mut PgConnection,
@@ -290,7 +292,13 @@ impl Store {
         )
         .fetch_all(self.run(connection))
         .await?;
-        rows.into_iter().map(EventRow::into_event).collect()
+        let read = rows.into_iter().filter_map(|row| {
+            let position = row.seq;
+            row.into_event()
+                .inspect_err(|what| tracing::error!(position, "the event at {position} cannot be read: its {what}"))
+                .ok()
+        });
+        Ok(read.collect())
     }
 }
 
@@ -315,24 +323,24 @@ struct EventRow {
 }
 
 impl EventRow {
-    fn into_event(self) -> Result<StoredEvent, StoreError> {
-        let corrupt = |what| StoreError::Corrupt { what };
+    /// The event, or the part of it that cannot be read.
+    fn into_event(self) -> Result<StoredEvent, &'static str> {
         Ok(StoredEvent {
             position: self.seq,
             envelope: Envelope {
-                event_id: EventId::parse(&self.id).ok_or(corrupt("event id"))?,
+                event_id: EventId::parse(&self.id).ok_or("event id")?,
                 trace_id: self.trace_id,
                 event_type: self.event_type,
                 version: self.version,
                 source: self.source,
-                actor: SubjectRef::parse_json(&self.actor).ok_or(corrupt("actor"))?,
+                actor: SubjectRef::parse_json(&self.actor).ok_or("actor")?,
                 on_behalf_of: match self.on_behalf_of {
-                    Some(text) => Some(SubjectRef::parse_json(&text).ok_or(corrupt("on_behalf_of"))?),
+                    Some(text) => Some(SubjectRef::parse_json(&text).ok_or("on_behalf_of")?),
                     None => None,
                 },
                 timestamp: self.occurred_at,
-                priority: Priority::parse(&self.priority).ok_or(corrupt("priority"))?,
-                visibility: Visibility::parse(&self.visibility).ok_or(corrupt("visibility"))?,
+                priority: Priority::parse(&self.priority).ok_or("priority")?,
+                visibility: Visibility::parse(&self.visibility).ok_or("visibility")?,
                 subject: Subject {
                     kind: self.subject_type,
                     id: self.subject_id,

@@ -45,8 +45,17 @@ pub use workers::Heartbeat;
 
 use run::Run;
 
-/// Connections that serve requests and deliveries. Each holds one server process of PostgreSQL.
-const POOL_CONNECTIONS_MAX: u32 = 16;
+/// Connections for publishing, delivering and every other change. Each holds one server process of PostgreSQL.
+const WRITE_CONNECTIONS_MAX: u32 = 10;
+/// Connections for what callers read, apart from the others, so that no crowd of readers stops an event.
+const READ_CONNECTIONS_MAX: u32 = 6;
+/// How long the server may wait for this process to take its answers. A process that is frozen then loses its
+/// connection, and with it every lock: no other time-out works while an answer is being sent.
+const CLIENT_SILENCE_MAX: &str = "4s";
+/// How long a connection that is given back may take to answer, before it is thrown away.
+const RELEASE_MAX: Duration = Duration::from_secs(2);
+/// How long the last connections may take to end.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
 /// How long a request waits for a connection before it is told "not now".
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -64,6 +73,22 @@ const BEGIN_RELAXED: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL sta
                              SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL synchronous_commit = off";
 const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
                           SET LOCAL idle_in_transaction_session_timeout = '5s'";
+
+/// As [`BEGIN`], for one row that somebody holds: it is worth a moment, not seconds.
+const BEGIN_BRIEF: &str = "BEGIN; SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '5s'; \
+                           SET LOCAL idle_in_transaction_session_timeout = '2s'";
+/// How long callers wait for one answer of the store, longer than its statements and locks may take.
+pub const ANSWER_MAX: Duration = Duration::from_secs(8);
+
+/// Waits for an answer within [`ANSWER_MAX`]. The database bounds its own statements; this bounds a network that swallows
+/// answers. What was asked may have happened all the same.
+pub async fn answered<T>(asked: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    let in_time = tokio::time::timeout(ANSWER_MAX, asked).await;
+    in_time.unwrap_or_else(|_elapsed| {
+        let silent = std::io::Error::from(std::io::ErrorKind::TimedOut);
+        Err(StoreError::Unavailable(silent.into()))
+    })
+}
 
 /// Where a process finds its database.
 #[derive(Clone)]
@@ -88,7 +113,10 @@ impl Addresses {
         let mut serving = options(pooled)?;
         if !behind_pooler {
             // A pooler hands connections on and refuses such settings; there each read opens with them (`BEGIN_READ`).
-            serving = serving.options([("statement_timeout", STATEMENT_TIMEOUT)]);
+            serving = serving.options([
+                ("statement_timeout", STATEMENT_TIMEOUT),
+                ("tcp_user_timeout", CLIENT_SILENCE_MAX),
+            ]);
         }
         Ok(Self {
             pooled: serving,
@@ -100,7 +128,8 @@ impl Addresses {
 
 /// The record: one PostgreSQL database, shared with any number of identical processes.
 pub struct Store {
-    pool: PgPool,
+    writes: PgPool,
+    reads: PgPool,
     direct: PgConnectOptions,
     /// Statements are named and kept, unless a pooler could hand a later one to another server connection.
     named: bool,
@@ -112,22 +141,34 @@ pub struct Store {
 impl Store {
     /// Connects, and loads the view that publishing depends on. The schema must be migrated.
     pub async fn connect(addresses: Addresses) -> Result<Self, StoreError> {
-        let pool = PgPoolOptions::new()
-            .max_connections(POOL_CONNECTIONS_MAX)
-            .acquire_timeout(ACQUIRE_TIMEOUT)
-            // A ping before each use would be a round trip more; one that rested may have lost its server meanwhile.
-            .test_before_acquire(false)
-            .before_acquire(|connection, meta| {
-                Box::pin(async move {
-                    if meta.idle_for > RESTED {
-                        connection.ping().await?;
-                    }
-                    Ok(true)
+        let pool = |connections| {
+            PgPoolOptions::new()
+                .max_connections(connections)
+                .acquire_timeout(ACQUIRE_TIMEOUT)
+                // A ping before each use would be a round trip more; one that rested may have lost its server meanwhile.
+                .test_before_acquire(false)
+                .before_acquire(|connection, meta| {
+                    Box::pin(async move {
+                        if meta.idle_for > RESTED {
+                            connection.ping().await?;
+                        }
+                        Ok(true)
+                    })
                 })
-            })
-            .connect_lazy_with(addresses.pooled);
+                // Work that was given up may leave a connection waiting for an answer that never comes.
+                .after_release(|connection, _| {
+                    Box::pin(async move {
+                        match tokio::time::timeout(RELEASE_MAX, connection.ping()).await {
+                            Ok(answered) => answered.map(|()| true),
+                            Err(_elapsed) => Err(sqlx::Error::PoolTimedOut),
+                        }
+                    })
+                })
+                .connect_lazy_with(addresses.pooled.clone())
+        };
         let store = Self {
-            pool,
+            writes: pool(WRITE_CONNECTIONS_MAX),
+            reads: pool(READ_CONNECTIONS_MAX),
             direct: addresses.direct,
             named: !addresses.behind_pooler,
             view: ArcSwap::from_pointee(View::default()),
@@ -148,24 +189,40 @@ impl Store {
 
     /// Ends every connection; work in flight on them fails.
     pub async fn close(&self) {
-        self.pool.close().await;
+        let closing = async { tokio::join!(self.writes.close(), self.reads.close()) };
+        // A server that no longer answers is left to the end of the process.
+        let _ = tokio::time::timeout(CLOSE_MAX, closing).await;
     }
 
     async fn begin(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
-        Ok(self.pool.begin_with(BEGIN).await?)
+        Ok(self.writes.begin_with(BEGIN).await?)
+    }
+
+    async fn begin_brief(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
+        Ok(self.writes.begin_with(BEGIN_BRIEF).await?)
     }
 
     async fn begin_relaxed(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
-        Ok(self.pool.begin_with(BEGIN_RELAXED).await?)
+        Ok(self.writes.begin_with(BEGIN_RELAXED).await?)
     }
 
-    /// A connection for single reads. Behind a pooler each read stands in a transaction, so that its unnamed statement
-    /// is prepared and run on one server connection.
+    /// A connection for what a caller reads.
     async fn reader(&self) -> Result<Reader, StoreError> {
+        self.reader_of(&self.reads).await
+    }
+
+    /// A connection for what the service itself reads to go on.
+    async fn own_reader(&self) -> Result<Reader, StoreError> {
+        self.reader_of(&self.writes).await
+    }
+
+    /// Behind a pooler each read stands in a transaction, so that its unnamed statement is prepared and run on one
+    /// server connection.
+    async fn reader_of(&self, pool: &PgPool) -> Result<Reader, StoreError> {
         if self.named {
-            Ok(Reader::Plain(self.pool.acquire().await?))
+            Ok(Reader::Plain(pool.acquire().await?))
         } else {
-            Ok(Reader::Transaction(self.pool.begin_with(BEGIN_READ).await?))
+            Ok(Reader::Transaction(pool.begin_with(BEGIN_READ).await?))
         }
     }
 

@@ -9,7 +9,7 @@ use crate::domain::policy::Semantics;
 use crate::domain::topic::TopicPattern;
 
 use super::counts::CountRole;
-use super::settle::Key;
+use super::settle::{Key, ROUNDS_MAX};
 use super::{DeliveryCounts, Store, StoreError};
 
 /// Events that one replay examines, whatever matches.
@@ -18,8 +18,6 @@ const SCAN_ROWS_MAX: i64 = 100_000;
 const QUEUED_MAX: i64 = 10_000;
 /// Deliveries queued by one transaction: publishing waits while it runs.
 const CHUNK: usize = 500;
-/// How often a chunk begins anew because marks of its keys moved while it waited for them.
-const ROUNDS_MAX: u32 = 50;
 
 /// Which events to send again.
 #[derive(Debug, Clone)]
@@ -154,8 +152,7 @@ impl Store {
                 return Ok(queued);
             }
         }
-        let moving = "the marks of the replayed keys keep moving".to_owned();
-        Err(StoreError::Unavailable(sqlx::Error::Protocol(moving)))
+        Err(StoreError::marks_keep_moving())
     }
 
     /// How the rows that are not there yet are to be carried, by the policies in force; a row that exists keeps what it
@@ -201,7 +198,8 @@ impl Store {
     /// Takes the right to make these rows and to move the marks of their keys; `false` when it has to be tried anew.
     ///
     /// The caller holds the counter row: no publish and no other replay makes rows at the same time, so what is counted
-    /// as new is new, and no key without an unfinished row gets a mark from two sides. Whoever moves a mark holds the marked row; those are locked in position order, as a settle locks its rows. A mark that moved while
+    /// as new is new, and no key without an unfinished row gets a mark from two sides. Whoever moves a mark holds the
+    /// marked row; the rows and the marks are locked in position order, as a settle locks its rows. A mark that moved while
     /// this waited is locked without waiting: its holder may be waiting for a row that is held here.
     async fn lock_keys(
         &self,
@@ -215,8 +213,8 @@ impl Store {
             WITH mine AS (
                 SELECT seq, ordering_key FROM deliveries WHERE subscription_id = $1 AND seq = ANY($2)
             ), wanted AS (
-                SELECT seq FROM mine WHERE ordering_key IS NULL
-                UNION ALL
+                SELECT seq FROM mine
+                UNION
                 SELECT marked.seq
                 FROM (
                     SELECT ordering_key FROM mine WHERE ordering_key IS NOT NULL

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use sqlx::PgConnection;
+use sqlx::{PgConnection, Postgres, Transaction};
 
 use crate::domain::ids::SubscriptionId;
 
@@ -11,6 +11,9 @@ use super::{DeliveryCounts, Store, StoreError};
 
 /// Characters of an error that are kept.
 const ERROR_CHARS_MAX: usize = 500;
+
+/// How often a change begins anew because the marks of its keys moved while it waited for them.
+pub(super) const ROUNDS_MAX: u32 = 50;
 
 /// How an attempt ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,10 +72,31 @@ impl Store {
     /// Records results of claims that `owner` holds, durably. Answers the claims that were lost meanwhile: their
     /// results changed nothing.
     ///
-    /// The rows and the successors of their keys are locked in position order, the order in which a publish locks the
-    /// rows it extends; marks move in a later statement, which sees what such a publish added.
+    /// The rows, and the ones that may carry the marks of their keys next, are locked in position order, the order in
+    /// which a publish locks the rows it extends; marks move in a later statement, which sees what such a publish added.
     pub async fn settle(&self, owner: &str, settlements: &[Settlement]) -> Result<HashSet<i64>, StoreError> {
-        let mut transaction = self.begin().await?;
+        for _ in 0..ROUNDS_MAX {
+            let transaction = self.begin().await?;
+            if let Some(lost) = self.settle_in(transaction, owner, settlements).await? {
+                return Ok(lost);
+            }
+        }
+        Err(StoreError::marks_keep_moving())
+    }
+
+    /// As [`Store::settle`], but waits only a moment for rows that others hold.
+    pub async fn settle_briefly(&self, owner: &str, settlements: &[Settlement]) -> Result<HashSet<i64>, StoreError> {
+        let transaction = self.begin_brief().await?;
+        let settled = self.settle_in(transaction, owner, settlements).await?;
+        settled.ok_or_else(StoreError::marks_keep_moving)
+    }
+
+    async fn settle_in(
+        &self,
+        mut transaction: Transaction<'static, Postgres>,
+        owner: &str,
+        settlements: &[Settlement],
+    ) -> Result<Option<HashSet<i64>>, StoreError> {
         let subscriptions: Vec<&str> = settlements.iter().map(|s| s.subscription_id.as_str()).collect();
         let positions: Vec<i64> = settlements.iter().map(|s| s.position).collect();
         let claims: Vec<i64> = settlements.iter().map(|s| s.claim_id).collect();
@@ -90,7 +114,7 @@ impl Store {
                 CROSS JOIN LATERAL (
                     SELECT n.seq FROM deliveries n
                     WHERE n.subscription_id = m.subscription_id AND n.ordering_key = m.ordering_key
-                      AND n.status IN ('pending', 'failed') AND n.seq > m.seq
+                      AND n.status IN ('pending', 'failed') AND n.seq <> m.seq
                     ORDER BY n.seq LIMIT 1
                 ) next
                 WHERE m.ordering_key IS NOT NULL
@@ -109,6 +133,39 @@ impl Store {
         )
         .fetch_all(self.run(&mut transaction))
         .await?;
+
+        if locked.iter().any(|row| row.ordering_key.is_some()) {
+            // A replay may have put other rows in front while this waited. To lock those now would break the order, and
+            // two that wait for each other would follow: everything is let go and taken anew.
+            let next = sqlx::query!(
+                r#"
+                SELECT m.subscription_id AS "subscription_id!", next.seq AS "seq!"
+                FROM unnest($1::text[], $2::bigint[]) AS s(subscription_id, seq)
+                JOIN deliveries m ON m.subscription_id = s.subscription_id AND m.seq = s.seq
+                CROSS JOIN LATERAL (
+                    SELECT n.seq FROM deliveries n
+                    WHERE n.subscription_id = m.subscription_id AND n.ordering_key = m.ordering_key
+                      AND n.status IN ('pending', 'failed') AND n.seq <> m.seq
+                    ORDER BY n.seq LIMIT 1
+                ) next
+                WHERE m.ordering_key IS NOT NULL
+                "#,
+                &subscriptions as &[&str],
+                &positions,
+            )
+            .fetch_all(self.run(&mut transaction))
+            .await?;
+            let rows: HashSet<(&str, i64)> = locked
+                .iter()
+                .map(|row| (row.subscription_id.as_str(), row.seq))
+                .collect();
+            if next
+                .iter()
+                .any(|row| !rows.contains(&(row.subscription_id.as_str(), row.seq)))
+            {
+                return Ok(None);
+            }
+        }
 
         let held: HashSet<i64> = locked.iter().filter_map(|row| row.claim_id).collect();
         let (settled, lost): (Vec<&Settlement>, Vec<&Settlement>) = settlements
@@ -175,7 +232,7 @@ impl Store {
         self.move_heads(&mut transaction, &keys).await?;
         self.count(&mut transaction, CountRole::Settle, change).await?;
         transaction.commit().await?;
-        Ok(lost.into_iter().map(|settlement| settlement.claim_id).collect())
+        Ok(Some(lost.into_iter().map(|settlement| settlement.claim_id).collect()))
     }
 
     /// Puts the mark of each key on its first unfinished row. A row that was waiting behind becomes due now at the

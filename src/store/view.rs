@@ -83,9 +83,10 @@ impl Store {
         self.view.load_full()
     }
 
-    /// Replaces the view if the database has moved past this version of it.
+    /// Replaces the view if the database is at another version. That can be a lower one: a fail-over may have lost the
+    /// newest changes.
     pub async fn refresh_view(&self, version: i64) -> Result<(), StoreError> {
-        if self.view.load().version < version {
+        if self.view.load().version != version {
             self.reload_view().await?;
         }
         Ok(())
@@ -93,7 +94,7 @@ impl Store {
 
     /// The version of the database now, for processes that nothing else tells it.
     pub async fn version(&self) -> Result<i64, StoreError> {
-        let mut reader = self.reader().await?;
+        let mut reader = self.own_reader().await?;
         Ok(
             sqlx::query_scalar!("SELECT version FROM store_counter WHERE name = 'events'")
                 .fetch_one(self.run(&mut reader))
@@ -102,7 +103,7 @@ impl Store {
     }
 
     pub(super) async fn reload_view(&self) -> Result<(), StoreError> {
-        let mut reader = self.reader().await?;
+        let mut reader = self.own_reader().await?;
         self.reload_view_on(&mut reader).await
     }
 
@@ -138,14 +139,8 @@ impl Store {
             })
             .collect();
         let read = Arc::new(View::new(version, epoch, policies, subscribers));
-        // Two readers may finish in either order; the newer view stays.
-        self.view.rcu(|current| {
-            if current.version > read.version {
-                Arc::clone(current)
-            } else {
-                Arc::clone(&read)
-            }
-        });
+        // Two readers may finish in either order; whoever compares next finds the older one and reads again.
+        self.view.store(read);
         Ok(())
     }
 }

@@ -181,6 +181,17 @@ async fn a_stop_does_not_wait_for_a_request_that_never_ends() {
 }
 
 #[tokio::test]
+async fn a_start_says_once_where_it_listens_and_nothing_of_a_migration_that_was_there() {
+    let (database, network) = tokio::join!(Database::create(), Network::start());
+    let service = Service::start(&database, &network, &[]).await;
+    let (exit, _) = service.terminate().await;
+    let log = service.log();
+    assert_eq!(exit.code, Some(0), "{log}");
+    assert_eq!(log.matches("listening on").count(), 1, "{log}");
+    assert!(!log.contains("_sqlx_migrations"), "{log}");
+}
+
+#[tokio::test]
 async fn what_is_confidential_is_never_written_to_the_log() {
     let (database, network) = tokio::join!(Database::create(), Network::start());
     let url = database.url().replacen("postgres@", "postgres:pgmarker@", 1);
@@ -193,6 +204,8 @@ async fn what_is_confidential_is_never_written_to_the_log() {
             ("EVENTS_LOG", filter),
         ];
         let service = Service::start(&database, &network, &env).await;
+        // A key that is set protects nothing yet, which is told at the start.
+        assert!(service.log().contains("EVENTS_SECRET_KEY is not used by this version"));
         let client = service.client();
         let token = client.service_token("live");
         let slug = consumer();

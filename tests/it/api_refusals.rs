@@ -7,7 +7,7 @@ use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use serde_json::{Value, json};
 
 use crate::{
-    api_world::{Site, consumer, endpoint, method_of, operator, refused, text},
+    api_world::{Site, consumer, endpoint, method_of, operator, refused, send, text},
     support::{
         envelopes::{Envelope, batch, envelope, envelopes, id},
         network::TokenSpec,
@@ -920,6 +920,41 @@ async fn checks_run_in_the_order_of_the_contract_and_the_first_failure_answers()
         body[repair.0] = repair.1;
     }
     site.one().post(SUBSCRIPTIONS, Some(&reader), &body).await.expect(201);
+}
+
+#[tokio::test]
+async fn every_route_reads_as_much_as_it_needs() {
+    let site = Site::shared().await;
+    let own = site.one().service_token(&consumer());
+    let operator = operator();
+    let sub = id("sub");
+    let small = 64 * 1024;
+    for (method, path, token, limit) in [
+        (
+            "POST",
+            EVENTS.to_owned(),
+            &site.one().service_token("live"),
+            2 * 1024 * 1024,
+        ),
+        ("PUT", CHECKPOINTS.to_owned(), &own, small),
+        ("POST", SUBSCRIPTIONS.to_owned(), &own, small),
+        ("POST", format!("{SUBSCRIPTIONS}/{sub}/rotate-secret"), &own, small),
+        ("POST", format!("{SUBSCRIPTIONS}/{sub}/enable"), &own, small),
+        ("POST", format!("{SUBSCRIPTIONS}/{sub}/disable"), &own, small),
+        ("POST", REPLAY.to_owned(), &operator, 256 * 1024),
+    ] {
+        let padded = |bytes: usize| format!("{{{}}}", " ".repeat(bytes - 2));
+        let over = send(site.one(), method, &path, Some(token), padded(limit + 1)).await;
+        let document = refused(&over, 413, "events.batch_too_large");
+        assert_eq!(document["limit"], limit, "{path}");
+        assert!(text(&document, "detail").contains(&limit.to_string()), "{document}");
+        let fits = send(site.one(), method, &path, Some(token), padded(limit)).await;
+        assert!([400, 404, 422].contains(&fits.status), "{path}: {}", fits.text);
+    }
+    let ids = vec![format!("evt_{}", "0".repeat(26)); 1000];
+    let body = json!({ "subscription_id": sub, "event_ids": ids }).to_string();
+    let most = send(site.one(), "POST", REPLAY, Some(&operator), body).await;
+    refused(&most, 404, "events.not_found");
 }
 
 #[tokio::test]

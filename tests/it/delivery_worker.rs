@@ -10,6 +10,7 @@ use openvibe_events::{
     delivery::{self, DeliverySettings, Vitals, Wake},
     domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, time::Millis},
     store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Store},
+    tls::{Authorities, Trust},
 };
 use serde_json::json;
 use tokio::{runtime::Runtime, task::JoinHandle};
@@ -39,6 +40,7 @@ fn settings() -> DeliverySettings {
         timeout: Duration::from_secs(20),
         poll_interval: Duration::from_millis(100),
         hosts: HostRules::parse(&["127.0.0.1".to_owned()]).expect("a good rule"),
+        trust: Trust::load(&Authorities::default()),
         user_agent: "OpenVibe.Events/0.1".to_owned(),
         clock: || {
             let since = SystemTime::now()
@@ -300,6 +302,53 @@ async fn an_endpoint_that_is_no_longer_allowed_is_dead_at_once_and_not_called() 
 }
 
 #[tokio::test]
+async fn an_event_that_cannot_be_read_is_given_up_and_stops_no_other() {
+    let world = World::new().await;
+    let poisoned = world.subscribe("chat", &world.receiver.url("/poisoned")).await;
+    let healthy = world.subscribe("bell", &world.receiver.url("/healthy")).await;
+    world.publish(1, &[&poisoned]).await;
+    let robot = r#"UPDATE events SET actor = '{"type":"robot","id":"r2"}'"#;
+    sqlx::query(robot)
+        .execute(world.database.pool())
+        .await
+        .expect("an update");
+    world.publish(5, &[&healthy]).await;
+    let _process = Process::start(world.database.url(), settings()).await;
+    world.all(&healthy, "delivered").await;
+    world.all(&poisoned, "dead").await;
+    let error = world.rows(&poisoned).await[0]
+        .last_error
+        .clone()
+        .expect("a reason on record");
+    assert!(error.contains("cannot be read"), "{error}");
+}
+
+#[tokio::test]
+async fn a_row_that_somebody_holds_keeps_no_other_result_from_being_recorded() {
+    let world = World::new().await;
+    let held = world.subscribe("chat", &world.receiver.url("/held")).await;
+    let free = world.subscribe("bell", &world.receiver.url("/free")).await;
+    world.receiver.script("/held", [Answer::hang(204)]);
+    world.publish(1, &[&held]).await;
+    let _process = Process::start(world.database.url(), settings()).await;
+    world.receiver.wait_calls_to("/held", 1, SOON).await;
+    let mut stranger = world.database.pool().begin().await.expect("a transaction");
+    sqlx::query("SELECT 1 FROM deliveries WHERE subscription_id = $1 FOR UPDATE")
+        .bind(held.as_str())
+        .fetch_one(&mut *stranger)
+        .await
+        .expect("the row");
+    world.receiver.release();
+    for _ in 0..3 {
+        world.publish(5, &[&free]).await;
+        world.all(&free, "delivered").await;
+    }
+    stranger.rollback().await.expect("an end");
+    world.all(&held, "delivered").await;
+    assert_eq!(world.receiver.calls_to("/held").len(), 1, "nothing is sent again");
+}
+
+#[tokio::test]
 async fn attempts_that_end_without_a_result_count_and_end_the_delivery_after_one_more_than_allowed() {
     let world = World::new().await;
     let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
@@ -463,7 +512,7 @@ async fn a_consumer_that_hangs_holds_half_of_the_slots_at_most() {
     let process = Process::start(world.database.url(), four).await;
     let every: Vec<&SubscriptionId> = stuck.iter().chain([&fine]).collect();
     world.publish(5, &every).await;
-    process.wake.everything();
+    process.wake.subscriptions(every.iter().copied().cloned());
     world.all(&fine, "delivered").await;
     let held = world
         .receiver

@@ -129,25 +129,44 @@ async fn a_tour_whose_promise_does_not_hold_fails() {
     );
 }
 
-#[tokio::test]
-async fn sigterm_stops_the_service_and_its_database() {
+/// Starts `dev`, sends the signal once the service runs, and answers its end. Nothing may be left running.
+async fn stopped_by(signal: &str, args: &[&str]) -> Output {
     let data = Data::new();
-    let child = data.dev(&[]).spawn().expect("it starts");
+    let child = data.dev(args).spawn().expect("it starts");
     let mark = data.0.join("service.pid");
     eventually("the service to start", TOUR_MAX, async || mark.exists()).await;
     let pids = data.pids();
     assert_eq!(pids.len(), 2, "a database and a service");
     let own = child.id().expect("it runs").to_string();
     let asked = Command::new("sh")
-        .args(["-c", "kill -TERM \"$1\"", "sh", &own])
+        .args(["-c", "kill \"-$1\" \"$2\"", "sh", signal, &own])
         .status()
         .await;
     assert!(asked.expect("a shell").success());
     let output = ended(child).await;
-    assert!(output.status.success(), "{}", text(&output));
     for pid in pids {
         eventually("everything to end", SOON, async || !lives(&pid).await).await;
     }
+    output
+}
+
+#[tokio::test]
+async fn sigterm_and_a_closed_terminal_stop_the_service_and_its_database() {
+    for signal in ["TERM", "HUP"] {
+        let output = stopped_by(signal, &[]).await;
+        assert!(output.status.success(), "{signal}: {}", text(&output));
+    }
+}
+
+#[tokio::test]
+async fn a_tour_that_is_stopped_did_not_happen() {
+    let output = stopped_by("TERM", &["--demo", "--once"]).await;
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(
+        text(&output).contains("before the end of the tour"),
+        "{}",
+        text(&output)
+    );
 }
 
 #[tokio::test]

@@ -18,6 +18,7 @@ mod delivery_worker;
 mod dev;
 mod first_event;
 mod harness_self;
+mod outbound_tls;
 mod store_claims;
 mod store_counter;
 mod store_fixture;

@@ -235,6 +235,32 @@ async fn another_timeline_makes_positions_jump_and_old_cursors_go_on() {
 }
 
 #[tokio::test]
+async fn a_change_after_a_fail_over_that_lost_one_is_seen_by_processes_that_saw_the_lost_one() {
+    let fixture = Fixture::new().await;
+    let other = fixture.another().await;
+    let rows = "SELECT count(*) FROM deliveries";
+    let before = fixture.number("SELECT version FROM store_counter").await;
+    fixture.subscription(1).await;
+    // The other process has seen the subscription; the fail-over takes it and the version back.
+    put(&other, None, &events_of("live.stream.started", 1), None)
+        .await
+        .expect("a group");
+    assert_ne!(other.view().version, before);
+    fixture
+        .sql(&format!(
+            "SET session_replication_role = replica; DELETE FROM subscriptions; \
+             UPDATE store_counter SET version = {before}; SET session_replication_role = DEFAULT"
+        ))
+        .await;
+    subscribe(&fixture.store, "bell", "live.*", 1).await;
+    Door::open(&other)
+        .publish(request("live", envelope("live").json()))
+        .await
+        .expect("a publish");
+    assert_eq!(fixture.number(rows).await, 1, "the new subscription is known");
+}
+
+#[tokio::test]
 async fn a_timeline_that_lost_events_never_gives_their_positions_again() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;

@@ -376,6 +376,7 @@ impl Storm {
     async fn drain(&self, fixture: &Fixture) {
         let left = "SELECT count(*) FROM deliveries WHERE status IN ('pending', 'failed')";
         eventually("every row gets its turn", SOON, async || {
+            self.stores[0].release_lost(None).await.expect("a release");
             settle_all(
                 &self.stores[0],
                 "drain",

@@ -73,6 +73,9 @@ pub enum DevError {
     /// The tour met something that is not as it must be.
     #[error(transparent)]
     Tour(#[from] TourError),
+    /// It was stopped before the tour, which its exit code is about, had ended.
+    #[error("stopped before the end of the tour")]
+    Unfinished,
     /// No HTTP client.
     #[error("the HTTP client cannot be made: {0}")]
     Http(#[from] reqwest::Error),
@@ -83,7 +86,7 @@ pub enum DevError {
 
 /// What keeps `dev` from going on.
 enum End {
-    /// Ctrl-C or SIGTERM.
+    /// Ctrl-C, SIGTERM, or a terminal that was closed.
     Asked,
     /// A failure.
     Failed(DevError),
@@ -128,7 +131,7 @@ async fn with_cluster(args: &DevArgs, terminal: Terminal) -> Result<(), DevError
     let starting = Cluster::start(&args.data, &process_variable, &say);
     let cluster = tokio::select! {
         started = starting => started?,
-        () = &mut stop => return Ok(()),
+        () = &mut stop => return asked(args),
     };
     terminal.line(format_args!(
         "database   PostgreSQL {} on 127.0.0.1:{}, in {}",
@@ -141,8 +144,14 @@ async fn with_cluster(args: &DevArgs, terminal: Terminal) -> Result<(), DevError
     let stopped = cluster.stop().await;
     match outcome {
         Err(End::Failed(error)) => Err(error),
-        Err(End::Asked) | Ok(()) => Ok(stopped?),
+        Err(End::Asked) => stopped.map_err(DevError::from).and_then(|()| asked(args)),
+        Ok(()) => Ok(stopped?),
     }
+}
+
+/// What it means to be asked to stop: the end of `dev`, but not of a tour that was to be played to its end.
+fn asked(args: &DevArgs) -> Result<(), DevError> {
+    if args.once { Err(DevError::Unfinished) } else { Ok(()) }
 }
 
 /// Everything that needs the database. The service has ended when this returns.
@@ -232,14 +241,16 @@ fn told(terminal: Terminal, what: &str, url: impl Display, instead_of: Option<u1
     }
 }
 
-/// Ends at the first Ctrl-C or SIGTERM.
+/// Ends at the first Ctrl-C, SIGTERM, or close of the terminal.
 fn stopped() -> Result<impl Future<Output = ()>, DevError> {
     let watch = |kind| signal(kind).map_err(|error| DevError::System("signals cannot be awaited", error));
     let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
+    let mut hang_up = watch(SignalKind::hangup())?;
     Ok(async move {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
+            _ = hang_up.recv() => {}
         }
     })
 }

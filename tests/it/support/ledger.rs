@@ -1,4 +1,4 @@
-//! The ledger: every acknowledged publish is an obligation, and after the faults stop each one must have been met.
+//! Bookkeeping for tests with faults: what the service said yes to, and whether each receiver got all it is owed by the end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

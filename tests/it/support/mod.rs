@@ -4,8 +4,8 @@
 //! judges an answer (signatures, problem documents, tokens) is written from the contract, so that a mistake in the
 //! product cannot hide in a mistake shared with its test.
 
-#![allow(dead_code, reason = "a helper may be ahead of the tests that use it")]
-#![allow(
+#![expect(dead_code, reason = "a helper may be ahead of the tests that use it")]
+#![expect(
     clippy::disallowed_methods,
     reason = "tests read their own environment, stamp real times and build a plain HTTP client"
 )]
@@ -20,4 +20,5 @@ pub(crate) mod network;
 pub(crate) mod proxy;
 pub(crate) mod receiver;
 pub(crate) mod service;
+pub(crate) mod tls;
 pub(crate) mod wait;

@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use crate::identity::{Keys, Principal, Sandbox, Verifier};
+use crate::tls::{Authorities, Trust};
 
 use super::*;
 
@@ -55,7 +56,7 @@ async fn ask(issuer: &Issuer, form: &str) -> Answer {
 async fn verifier(issuer: &Issuer) -> Verifier {
     let url = format!("{}/api/.well-known/jwks", issuer.url());
     Verifier {
-        keys: Keys::fetching(url.parse().expect("a URL")),
+        keys: Keys::fetching(url.parse().expect("a URL"), Trust::load(&Authorities::default())),
         issuer: issuer.url().to_owned(),
         audience: AUDIENCE.to_owned(),
     }
