@@ -4,14 +4,19 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use hmac::digest::Digest as _;
-use serde_json::value::RawValue;
 
 use super::envelope::{Envelope, FieldError};
 use super::json::{self, Members};
 use super::topic::TopicPattern;
 
-/// Longest ordering key in characters; a longer one is kept as its digest.
+/// Longest ordering key in characters; a longer one is kept as its digest, and so is one with a NUL.
 const KEY_CHARS_MAX: usize = 200;
+/// Longest number in a policy, in characters, when it has no exponent.
+const PLAIN_CHARS_MAX: usize = 1_100;
+/// Longest number with one, without the exponent itself: written out by PostgreSQL it is still within the other bound.
+const MANTISSA_CHARS_MAX: usize = 40;
+/// Longest exponent, sign included: those of a double fit.
+const EXPONENT_CHARS_MAX: usize = 4;
 /// The policy of a type that no pattern matches.
 pub const DEFAULT_POLICY: &str = r#"{"class":"domain","durability":"required","delivery_semantics":"at_least_once"}"#;
 
@@ -194,7 +199,8 @@ impl Policy {
         let key = named
             .filter(|value| !value.is_empty())
             .unwrap_or_else(|| subject_key(envelope));
-        Some(if key.chars().count() > KEY_CHARS_MAX {
+        // Text in PostgreSQL holds no NUL, and a payload may.
+        Some(if key.chars().count() > KEY_CHARS_MAX || key.contains('\0') {
             format!("sha256:{}", hex::encode(sha2::Sha256::digest(key.as_bytes())))
         } else {
             key
@@ -202,14 +208,14 @@ impl Policy {
     }
 }
 
-/// `<type>:<id>`, or a JSON array where a colon in the type would make that ambiguous; the event type when both are
-/// empty.
+/// `<type>:<id>`, or a JSON array where the type would make that ambiguous: with a colon in it, or where it starts as such
+/// an array does. The event type when both are empty.
 fn subject_key(envelope: &Envelope) -> String {
     let subject = &envelope.subject;
     if subject.kind.is_empty() && subject.id.is_empty() {
         return envelope.event_type.clone();
     }
-    if subject.kind.contains(':') {
+    if subject.kind.contains(':') || subject.kind.starts_with('[') {
         let mut key = String::from("[");
         json::write_string(&mut key, &subject.kind);
         key.push(',');
@@ -354,14 +360,14 @@ impl Reader {
 
     fn number(&mut self, at: &str, members: &Members<'_>, name: &str) {
         let Some(value) = members.get(name) else { return };
-        if !is_number(value) || value.get().starts_with('-') {
+        if !is_kept(value.get()) || value.get().starts_with('-') {
             self.fault(at, name, "must be a number of 0 or more");
         }
     }
 
     fn integer(&mut self, at: &str, members: &Members<'_>, name: &str, least: i64, most: i64) {
         let Some(value) = members.get(name) else { return };
-        if !json::integer(value).is_some_and(|number| (least..=most).contains(&number)) {
+        if !is_kept(value.get()) || !json::integer(value).is_some_and(|number| (least..=most).contains(&number)) {
             self.fault(at, name, format_args!("must be a whole number from {least} to {most}"));
         }
     }
@@ -387,8 +393,13 @@ impl Reader {
     }
 }
 
-fn is_number(value: &RawValue) -> bool {
-    value.get().starts_with(|c: char| c == '-' || c.is_ascii_digit())
+/// Whether JSON is a number that PostgreSQL keeps: it refuses very large exponents, and writes the others out.
+fn is_kept(json: &str) -> bool {
+    let short = match json.split_once(['e', 'E']) {
+        Some((mantissa, exponent)) => mantissa.len() <= MANTISSA_CHARS_MAX && exponent.len() <= EXPONENT_CHARS_MAX,
+        None => json.len() <= PLAIN_CHARS_MAX,
+    };
+    short && json.parse().is_ok_and(f64::is_finite)
 }
 
 fn at_or_root(at: &str) -> &str {
@@ -563,10 +574,55 @@ mod tests {
     fn different_subjects_never_share_a_key() {
         let of = |kind: &str, id: &str| key("subject", &event((kind, id), "{}"));
         assert_ne!(of("a:b", "c"), of("a", "b:c"));
+        assert_ne!(of("a:b", "c"), of("[\"a", "b\",\"c\"]"));
         let long = "x".repeat(300);
         assert_ne!(of("a", &format!("{long}1")), of("a", &format!("{long}2")));
         assert!(of("a", &long).chars().count() <= KEY_CHARS_MAX);
         assert_eq!(of("", ""), "live.stream.started");
+    }
+
+    #[test]
+    fn every_key_can_be_stored() {
+        let with_nul = |room: &str| {
+            key(
+                "payload.room",
+                &event(("stream", "A"), &format!(r#"{{"room":"{room}\u0000"}}"#)),
+            )
+        };
+        assert!(!with_nul("a").contains('\0'));
+        assert_ne!(with_nul("a"), with_nul("b"));
+    }
+
+    #[test]
+    fn a_number_that_cannot_be_stored_is_refused() {
+        let read = |member: &str| {
+            let base = r#""class":"domain","durability":"required","delivery_semantics":"at_least_once""#;
+            Policy::parse(&format!("{{{base},{member}}}"))
+        };
+        let zeros = "0".repeat(20_000);
+        for number in [
+            "1e999",
+            "1e131073",
+            "1e-20000",
+            "0e99999",
+            "-1",
+            "null",
+            r#""5""#,
+            "true",
+            &format!("0.{zeros}"),
+        ] {
+            assert!(
+                read(&format!(r#""latency":{{"target_p95_ms":{number}}}"#)).is_err(),
+                "{number}"
+            );
+        }
+        for number in ["0", "0.5", "250", "1e308", "1.5E-3", "1e-999"] {
+            assert!(
+                read(&format!(r#""latency":{{"target_p95_ms":{number}}}"#)).is_ok(),
+                "{number}"
+            );
+        }
+        assert!(read(r#""batching":{"max_delay_ms":0e99999}"#).is_err());
     }
 
     #[test]
