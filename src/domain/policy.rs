@@ -360,7 +360,8 @@ impl Reader {
 
     fn number(&mut self, at: &str, members: &Members<'_>, name: &str) {
         let Some(value) = members.get(name) else { return };
-        if !is_kept(value.get()) || value.get().starts_with('-') {
+        let positive = value.get().parse().is_ok_and(|number: f64| number >= 0.0);
+        if !positive || !is_kept(value.get()) {
             self.fault(at, name, "must be a number of 0 or more");
         }
     }
@@ -616,7 +617,7 @@ mod tests {
                 "{number}"
             );
         }
-        for number in ["0", "0.5", "250", "1e308", "1.5E-3", "1e-999"] {
+        for number in ["0", "-0", "0.5", "250", "1e308", "1.5E-3", "1e-999"] {
             assert!(
                 read(&format!(r#""latency":{{"target_p95_ms":{number}}}"#)).is_ok(),
                 "{number}"
