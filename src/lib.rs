@@ -31,6 +31,7 @@ use config::{Config, Database};
 use delivery::{Delivery, DeliverySettings};
 use http::api::Api;
 use http::health::{Readiness, SERVICE};
+use identity::limits::{Allowance, Limits};
 use identity::{Keys, Verifier};
 use publish::{Publisher, Ring, Rules};
 use store::{Addresses, SharedStore, Store};
@@ -144,6 +145,12 @@ impl App {
                 audience: AUDIENCE.to_owned(),
             },
             store: Arc::clone(&store),
+            limits: config.limits.enabled.then(|| {
+                Limits::new(Allowance {
+                    minute: config.limits.per_minute,
+                    hour: config.limits.per_hour,
+                })
+            }),
             publisher,
             rules: Rules {
                 sources: config.publish.sources.clone(),

@@ -15,6 +15,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 pub use crate::domain::envelope::FieldError;
+pub use crate::identity::limits::Window as LimitWindow;
 
 /// Human text. It may change between releases; programs read the code.
 pub type Detail = Cow<'static, str>;
@@ -74,25 +75,6 @@ impl TokenFault {
                 "the token's claims do not describe a service or app this service accepts",
             ),
             Self::SandboxRefused => ("token.sandbox_refused", "a sandbox token is not accepted here"),
-        }
-    }
-}
-
-/// A window of the per-actor limiter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LimitWindow {
-    /// 60 s, aligned to the Unix epoch.
-    Minute,
-    /// 3600 s, aligned to the Unix epoch.
-    Hour,
-}
-
-impl LimitWindow {
-    /// The word on the wire and in metrics.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Minute => "minute",
-            Self::Hour => "hour",
         }
     }
 }

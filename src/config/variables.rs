@@ -212,9 +212,9 @@ pub const SECTIONS: &[Section] = &[
     Section {
         title: "Limits of callers",
         variables: &[
-            var("EVENTS_LIMITS", "on", "on or off. off: callers are not limited.").later(),
-            var("EVENTS_LIMITS_MINUTE", "120", "Requests a minute where a route sets no other limit, at least 1.").later(),
-            var("EVENTS_LIMITS_HOUR", "3000", "Requests an hour where a route sets no other limit, at least 1.").later(),
+            var("EVENTS_LIMITS", "on", "on or off. off: callers are not limited."),
+            var("EVENTS_LIMITS_MINUTE", "120", "Requests a minute where a route sets no other limit, at least 1."),
+            var("EVENTS_LIMITS_HOUR", "3000", "Requests an hour where a route sets no other limit, at least 1."),
         ],
     },
     Section {

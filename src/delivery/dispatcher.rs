@@ -381,6 +381,11 @@ impl Attempt {
         let attempt = u32::try_from(self.claimed.attempt).unwrap_or(u32::MAX);
         let outcome = if self.stop.is_cancelled() || !self.life.holds(started) {
             Outcome::Unsent
+        } else if self.claimed.at_most_once && attempt > 1 {
+            // The first attempt may have been received, though its result is lost.
+            Outcome::GivenUp {
+                error: "no result of the only attempt: its process died, or held the claim for too long".to_owned(),
+            }
         } else if attempt > schedule.max_attempts.saturating_add(1) {
             // Attempts without a result may have been received, so they count; one more than allowed has been made
             // since, and a delivery that ends its process each time must end as well.
@@ -397,7 +402,10 @@ impl Attempt {
             };
             // The panic itself is logged by the hook; the delivery must not wait for its lease.
             let ended = ended.unwrap_or_else(|_panic| Ended::Failed("internal error".to_owned()));
-            judge(ended, attempt, &schedule, rand::random())
+            once(
+                self.claimed.at_most_once,
+                judge(ended, attempt, &schedule, rand::random()),
+            )
         } else {
             Outcome::GivenUp {
                 error: "the event is gone, or cannot be read by this version".to_owned(),
@@ -433,6 +441,14 @@ impl Attempt {
             })
         });
         Schedule::of(policy.as_ref(), &self.settings.retry)
+    }
+}
+
+/// What may leave once only is never tried again.
+fn once(at_most_once: bool, outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Retry { status, error, .. } if at_most_once => Outcome::Dead { status, error },
+        outcome => outcome,
     }
 }
 

@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware::map_response;
-use axum::routing::{MethodRouter, get, post, put};
+use axum::routing::{MethodRouter, delete, get, post, put};
 
 use crate::domain::endpoint::HostRules;
 use crate::identity::Verifier;
+use crate::identity::limits::Limits;
 use crate::problem::ApiError;
 use crate::publish::{Publisher, Rules};
 use crate::store::{SharedStore, StoreError};
 
-use super::{checkpoints, deliveries, events, publish, subscriptions};
+use super::{checkpoints, deliveries, events, policies, publish, subscriptions};
 
 /// What the routes work with; the composition root builds it.
 pub struct Api {
@@ -22,6 +23,8 @@ pub struct Api {
     pub store: SharedStore,
     /// The way in for events.
     pub publisher: Publisher,
+    /// How many requests a caller may send; `None` when nobody is limited.
+    pub limits: Option<Limits>,
     /// What may be published.
     pub rules: Rules,
     /// Where subscriptions may point.
@@ -44,7 +47,7 @@ pub struct Route {
 
 /// Every route under `/api/v1`, in one place so that a test can walk them all. Each handler names its capability in its
 /// arguments (`Caller<…>`), so none can forget it.
-pub const ROUTES: [Route; 13] = [
+pub const ROUTES: [Route; 17] = [
     route("GET", "/api/v1/events", || get(events::pull)),
     route("POST", "/api/v1/events", || post(publish::publish)),
     route("GET", "/api/v1/events/{id}", || get(events::by_id)),
@@ -64,6 +67,12 @@ pub const ROUTES: [Route; 13] = [
     }),
     route("GET", "/api/v1/deliveries", || get(deliveries::list)),
     route("POST", "/api/v1/deliveries/replay", || post(deliveries::replay)),
+    route("GET", "/api/v1/delivery-policies", || get(policies::list)),
+    route("GET", "/api/v1/delivery-policies/resolve", || get(policies::resolve)),
+    route("PUT", "/api/v1/delivery-policies/{pattern}", || put(policies::put)),
+    route("DELETE", "/api/v1/delivery-policies/{pattern}", || {
+        delete(policies::delete)
+    }),
 ];
 
 const fn route(method: &'static str, path: &'static str, handler: fn() -> MethodRouter<Arc<Api>>) -> Route {

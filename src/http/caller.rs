@@ -8,41 +8,68 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
 use crate::clock;
+use crate::identity::limits::{Exceeded, Limit};
 use crate::identity::{self, Capability, Refusal, TokenError};
 use crate::problem::{ApiError, TokenFault};
+use crate::telemetry;
 
 use super::api::Api;
 
-/// A capability that routes ask for.
+/// What a route asks of its caller.
 pub(super) trait Authority: Send + Sync {
-    /// Which one.
+    /// The capability its token must hold.
     const CAPABILITY: Capability;
+    /// The limit that its requests count for.
+    const LIMIT: Limit;
 }
 
 macro_rules! authorities {
-    ($($(#[$doc:meta])* $name:ident: $capability:ident;)+) => {
+    ($($(#[$doc:meta])* $name:ident: $capability:ident, $limit:ident;)+) => {
         $($(#[$doc])*
         #[derive(Debug)]
         pub(super) struct $name;
 
         impl Authority for $name {
             const CAPABILITY: Capability = Capability::$capability;
+            const LIMIT: Limit = Limit::$limit;
         })+
     };
 }
 
 authorities! {
-    /// `events.event.publish`.
-    Publish: EventPublish;
-    /// `events.event.read`.
-    Read: EventRead;
-    /// `events.subscription.manage`.
-    Subscribe: SubscriptionManage;
-    /// `events.delivery.admin`.
-    Operate: DeliveryAdmin;
+    /// Storing events.
+    Publish: EventPublish, EventPublish;
+    /// Pages of the log.
+    PullEvents: EventRead, EventPull;
+    /// One event.
+    ReadEvent: EventRead, EventRead;
+    /// A stored position.
+    ReadCheckpoint: EventRead, CheckpointRead;
+    /// Storing a position.
+    WriteCheckpoint: EventRead, CheckpointWrite;
+    /// Making a subscription.
+    CreateSubscription: SubscriptionManage, SubscriptionCreate;
+    /// The caller's subscriptions.
+    ListSubscriptions: SubscriptionManage, SubscriptionList;
+    /// One of them.
+    ReadSubscription: SubscriptionManage, SubscriptionRead;
+    /// Enabling or disabling one.
+    ToggleSubscription: SubscriptionManage, SubscriptionToggle;
+    /// A new secret.
+    RotateSecret: SubscriptionManage, SubscriptionRotate;
+    /// The state of deliveries.
+    ListDeliveries: DeliveryAdmin, DeliveryList;
+    /// Putting deliveries back into the queue.
+    ReplayDeliveries: DeliveryAdmin, DeliveryReplay;
+    /// Every delivery policy.
+    ListPolicies: DeliveryAdmin, DeliveryPolicyList;
+    /// The policy in force for a type.
+    ReadPolicy: DeliveryAdmin, DeliveryPolicyRead;
+    /// Writing or removing a policy.
+    WritePolicy: DeliveryAdmin, DeliveryPolicyWrite;
 }
 
-/// A caller that holds the capability.
+/// A caller that holds the capability and is within its limit.
 pub(super) struct Caller<A> {
     caller: identity::Caller,
     authority: PhantomData<A>,
@@ -62,10 +89,33 @@ impl<A: Authority> FromRequestParts<Arc<Api>> for Caller<A> {
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
         let now_s = clock::now().0.div_euclid(1000);
         let caller = identity::first_party(&api.verifier, &parts.headers, A::CAPABILITY, now_s).await?;
+        if let Some(limits) = &api.limits
+            && !never_counted(A::LIMIT, &caller.subject)
+            && let Err(exceeded) = limits.admit(A::LIMIT, &caller.subject, now_s)
+        {
+            return Err(refused(&exceeded, &caller.subject));
+        }
         Ok(Self {
             caller,
             authority: PhantomData,
         })
+    }
+}
+
+/// The network's own events carry revocations, cut-offs and deletions; nothing may hold them up.
+fn never_counted(limit: Limit, subject: &str) -> bool {
+    limit == Limit::EventPublish && subject == "svc:network"
+}
+
+fn refused(exceeded: &Exceeded, subject: &str) -> ApiError {
+    let (limit, max) = (exceeded.limit.id(), exceeded.max);
+    tracing::warn!(%subject, limit, "[limits] {subject} is past {limit}: {max} per {}", exceeded.window.label());
+    telemetry::rate_limited(limit, exceeded.window);
+    ApiError::RateLimited {
+        limit,
+        max: max.into(),
+        window: exceeded.window,
+        retry_after_s: exceeded.retry_after_s,
     }
 }
 

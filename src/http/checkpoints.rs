@@ -17,7 +17,7 @@ use crate::store::Checkpoint;
 use super::answer::json;
 use super::api::Api;
 use super::body::read_json;
-use super::caller::{Caller, Read};
+use super::caller::{Caller, ReadCheckpoint, WriteCheckpoint};
 use super::query::Query;
 
 /// Bytes of a request.
@@ -37,7 +37,7 @@ struct CheckpointView<'a> {
 /// What the caller stored for a pattern; all nulls when it stored nothing.
 pub(super) async fn read(
     State(api): State<Arc<Api>>,
-    caller: Caller<Read>,
+    caller: Caller<ReadCheckpoint>,
     query: Query,
 ) -> Result<Response, ApiError> {
     let topic = query
@@ -53,7 +53,7 @@ pub(super) async fn read(
 /// Stores the caller's position for a pattern.
 pub(super) async fn write(
     State(api): State<Arc<Api>>,
-    caller: Caller<Read>,
+    caller: Caller<WriteCheckpoint>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let body: Value = serde_json::from_str(&read_json(request, BODY_LIMIT).await?)

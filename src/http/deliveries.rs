@@ -20,7 +20,7 @@ use crate::store::{DeliveryCounts, DeliveryFilter, DeliveryRow, ReplaySelection}
 use super::answer::json;
 use super::api::Api;
 use super::body::read_json;
-use super::caller::{Caller, Operate};
+use super::caller::{Caller, ListDeliveries, ReplayDeliveries};
 use super::query::Query;
 
 /// Bytes of a replay request: its ids, and room for how they are written.
@@ -66,7 +66,7 @@ struct ReplayView {
 /// The state of deliveries, by position and subscription.
 pub(super) async fn list(
     State(api): State<Arc<Api>>,
-    _caller: Caller<Operate>,
+    _caller: Caller<ListDeliveries>,
     query: Query,
 ) -> Result<Response, ApiError> {
     let status = query.non_empty("status")?;
@@ -121,7 +121,7 @@ pub(super) async fn list(
 /// Queues deliveries of a subscription again.
 pub(super) async fn replay(
     State(api): State<Arc<Api>>,
-    _caller: Caller<Operate>,
+    _caller: Caller<ReplayDeliveries>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let body: Value = serde_json::from_str(&read_json(request, BODY_LIMIT).await?)

@@ -14,7 +14,7 @@ use crate::problem::ApiError;
 use crate::store::{Page, PageRequest, PulledEvent};
 
 use super::api::Api;
-use super::caller::{Caller, Read};
+use super::caller::{Caller, PullEvents, ReadEvent};
 use super::query::{PathOf, Query};
 
 /// Events on one page when the caller does not say.
@@ -25,7 +25,7 @@ const LIMIT_MAX: u64 = 1000;
 /// A page of the log after a cursor.
 pub(super) async fn pull(
     State(api): State<Arc<Api>>,
-    _caller: Caller<Read>,
+    _caller: Caller<PullEvents>,
     query: Query,
 ) -> Result<Response, ApiError> {
     let topics = match query.non_empty("topic")? {
@@ -55,7 +55,7 @@ pub(super) async fn pull(
 /// One event by its id.
 pub(super) async fn by_id(
     State(api): State<Arc<Api>>,
-    _caller: Caller<Read>,
+    _caller: Caller<ReadEvent>,
     PathOf(id): PathOf<String>,
 ) -> Result<Response, ApiError> {
     // What does not look like an id cannot be stored.

@@ -14,6 +14,7 @@ mod gate;
 mod head;
 pub mod health;
 pub mod metrics;
+mod policies;
 mod publish;
 pub mod query;
 pub mod server;

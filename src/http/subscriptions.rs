@@ -22,7 +22,9 @@ use crate::store::{NewSubscription, Subscription, Switch};
 use super::answer::json;
 use super::api::Api;
 use super::body::read_json;
-use super::caller::{Caller, Subscribe};
+use super::caller::{
+    Caller, CreateSubscription, ListSubscriptions, ReadSubscription, RotateSecret, ToggleSubscription,
+};
 use super::query::PathOf;
 
 /// Bytes of a request to any of these routes.
@@ -80,7 +82,7 @@ impl From<Subscription> for SubscriptionView {
 /// Makes a subscription of the calling service; its secret is shown this once.
 pub(super) async fn create(
     State(api): State<Arc<Api>>,
-    caller: Caller<Subscribe>,
+    caller: Caller<CreateSubscription>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = read_json(request, BODY_LIMIT).await?;
@@ -139,7 +141,7 @@ pub(super) async fn create(
 }
 
 /// The caller's subscriptions, oldest first.
-pub(super) async fn list(State(api): State<Arc<Api>>, caller: Caller<Subscribe>) -> Result<Response, ApiError> {
+pub(super) async fn list(State(api): State<Arc<Api>>, caller: Caller<ListSubscriptions>) -> Result<Response, ApiError> {
     let stored = api.store.subscriptions(&caller.slug).await?;
     let subscriptions = stored.into_iter().map(SubscriptionView::from).collect();
     Ok(json(StatusCode::OK, &SubscriptionList { subscriptions }))
@@ -148,7 +150,7 @@ pub(super) async fn list(State(api): State<Arc<Api>>, caller: Caller<Subscribe>)
 /// One of them.
 pub(super) async fn read(
     State(api): State<Arc<Api>>,
-    caller: Caller<Subscribe>,
+    caller: Caller<ReadSubscription>,
     PathOf(id): PathOf<String>,
 ) -> Result<Response, ApiError> {
     let found = api.store.subscription(&caller.slug, &known(&id)?).await?;
@@ -161,7 +163,7 @@ pub(super) async fn read(
 /// Resumes it: what is queued is due, and new events are queued again.
 pub(super) async fn enable(
     State(api): State<Arc<Api>>,
-    caller: Caller<Subscribe>,
+    caller: Caller<ToggleSubscription>,
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -179,7 +181,7 @@ pub(super) async fn enable(
 /// Pauses it: nothing is sent, and events published meanwhile are not queued.
 pub(super) async fn disable(
     State(api): State<Arc<Api>>,
-    caller: Caller<Subscribe>,
+    caller: Caller<ToggleSubscription>,
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -195,7 +197,7 @@ pub(super) async fn disable(
 /// Puts a new secret in force; the former one signs beside it for the overlap.
 pub(super) async fn rotate_secret(
     State(api): State<Arc<Api>>,
-    caller: Caller<Subscribe>,
+    caller: Caller<RotateSecret>,
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {

@@ -8,6 +8,7 @@ mod guard;
 mod jwks;
 mod jws;
 mod keys;
+pub mod limits;
 mod token;
 
 pub use capability::{Capability, granted};

@@ -4,9 +4,11 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::domain::cursor::Cursor;
 use crate::domain::ids::SubscriptionId;
+use crate::domain::policy::Semantics;
 use crate::store::{KnownEvent, LoopKey, NewDelivery, NewEvent, Store, StoreError, View};
 
 use super::decide::{Decision, Ledger, loop_key};
+use super::request::Prepared;
 use super::{PublishError, PublishRequest, Published};
 
 /// A committed group.
@@ -27,7 +29,7 @@ pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i
     let ids: Vec<&str> = ids.into_iter().collect();
     // Before the counter row is taken, so that other processes do not wait for it.
     let mut view = store.view();
-    let mut matches = matches(requests, &view);
+    let mut plans = plan(requests, &view);
     let mut group = store.open_group(&ids).await?;
 
     let keys = guarded_keys(requests, &group.known);
@@ -39,14 +41,14 @@ pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i
     // The group brought the view up to date under the counter row: what it says now is in force.
     let current = store.view();
     if current.version != view.version {
-        matches = self::matches(requests, &current);
+        plans = plan(requests, &current);
         view = current;
     }
     let mut events = Vec::new();
     let mut deliveries = Vec::new();
-    for ((request, decided), matches) in requests.iter().zip(&decisions).zip(&matches) {
+    for ((request, decided), plans) in requests.iter().zip(&decisions).zip(&plans) {
         let Ok(decided) = decided else { continue };
-        for ((event, decision), matches) in request.events.iter().zip(decided).zip(matches) {
+        for ((event, decision), plan) in request.events.iter().zip(decided).zip(plans) {
             let Decision::Store { hops } = *decision else { continue };
             events.push(NewEvent {
                 envelope: &event.envelope,
@@ -54,10 +56,11 @@ pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i
                 publisher: &request.publisher,
                 request_id: &request.request_id,
             });
-            deliveries.extend(matches.iter().map(|&index| NewDelivery {
+            deliveries.extend(plan.subscribers.iter().map(|&index| NewDelivery {
                 event_id: &event.envelope.event_id,
                 subscription_id: &view.subscribers()[index].id,
-                ordering_key: None,
+                ordering_key: plan.ordering_key.as_deref(),
+                at_most_once: plan.at_most_once,
             }));
         }
     }
@@ -75,15 +78,34 @@ pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i
     Ok(Done { answers, subscriptions })
 }
 
-/// For each event of each request, the subscriptions it goes to, as places in the view.
-fn matches(requests: &[&PublishRequest], view: &View) -> Vec<Vec<Vec<usize>>> {
-    let of_request = |request: &&PublishRequest| {
-        let events = request.events.iter();
-        events
-            .map(|event| view.matching(&event.envelope.event_type).collect())
-            .collect()
+/// How one event is carried.
+struct Plan {
+    /// The subscriptions it goes to, as places in the view.
+    subscribers: Vec<usize>,
+    /// The key in whose order it is delivered.
+    ordering_key: Option<String>,
+    at_most_once: bool,
+}
+
+/// The plan of each event of each request. What nobody receives needs no key.
+fn plan(requests: &[&PublishRequest], view: &View) -> Vec<Vec<Plan>> {
+    let of_event = |event: &Prepared| {
+        let subscribers: Vec<usize> = view.matching(&event.envelope.event_type).collect();
+        let policy = view.policies.policy(&event.envelope.event_type);
+        Plan {
+            ordering_key: if subscribers.is_empty() {
+                None
+            } else {
+                policy.ordering_key(&event.envelope)
+            },
+            at_most_once: policy.semantics() == Semantics::AtMostOnce,
+            subscribers,
+        }
     };
-    requests.iter().map(of_request).collect()
+    requests
+        .iter()
+        .map(|request| request.events.iter().map(of_event).collect())
+        .collect()
 }
 
 /// What the loop guard must look up: events that are new and name a trace of their own. A trace that the server made for

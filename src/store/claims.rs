@@ -59,6 +59,8 @@ pub struct Claimed {
     pub previous_secret: Option<String>,
     /// The subscription's own retry rule, as stored.
     pub retry_policy: Option<String>,
+    /// It may leave a process once only.
+    pub at_most_once: bool,
     /// What to send; `None` when the event is gone or cannot be read, so that it can only be given up.
     pub event: Option<StoredEvent>,
 }
@@ -181,11 +183,11 @@ impl Store {
                     claimed_generation = generation
                 FROM picked p
                 WHERE d.subscription_id = p.subscription_id AND d.seq = p.seq
-                RETURNING d.subscription_id, d.seq, d.attempt + 1 AS attempt, d.claim_id, d.priority, p.next_attempt_at
+                RETURNING d.subscription_id, d.seq, d.attempt + 1 AS attempt, d.at_most_once, d.claim_id, d.priority, p.next_attempt_at
             )
             SELECT s.id AS "subscription_id!", l.free AS "free!", s.consumer, s.endpoint, s.secret,
                    CASE WHEN s.previous_secret_until > now_ms() THEN s.previous_secret END AS previous_secret,
-                   s.retry_policy, c.seq AS "seq?", c.attempt AS "attempt?", c.claim_id AS "claim_id?",
+                   s.retry_policy, c.seq AS "seq?", c.attempt AS "attempt?", c.at_most_once AS "at_most_once?", c.claim_id AS "claim_id?",
                    c.priority AS "priority?", c.next_attempt_at AS "due_at?"
             FROM locked l
             JOIN subscriptions s ON s.id = l.id
@@ -206,6 +208,12 @@ impl Store {
         .fetch_all(self.run(&mut transaction))
         .await?;
         let positions: Vec<i64> = rows.iter().filter_map(|row| row.seq).collect();
+        if rows.iter().any(|row| row.at_most_once == Some(true)) {
+            // Such a claim that a crash of the database undid could be made, and sent, a second time.
+            sqlx::query!("SELECT set_config('synchronous_commit', 'on', true)")
+                .fetch_one(self.run(&mut transaction))
+                .await?;
+        }
         // In the claiming transaction, after the claim: a redaction that was answered before it shows here.
         let events = self.events_at(&mut transaction, &positions).await?;
         transaction.commit().await?;
@@ -235,6 +243,7 @@ impl Store {
                 secret: row.secret,
                 previous_secret: row.previous_secret,
                 retry_policy: row.retry_policy,
+                at_most_once: row.at_most_once.unwrap_or_default(),
                 event: event.map(|index| events[index].clone()),
             });
         }

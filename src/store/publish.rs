@@ -95,6 +95,8 @@ pub struct NewDelivery<'a> {
     pub subscription_id: &'a SubscriptionId,
     /// The key whose order it keeps, where there is one.
     pub ordering_key: Option<&'a str>,
+    /// It may leave a process once only.
+    pub at_most_once: bool,
 }
 
 impl Store {
@@ -297,18 +299,19 @@ impl Group<'_> {
                 ON CONFLICT DO NOTHING
             ), queued AS (
                 INSERT INTO deliveries (
-                    event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, ordering_key, head
+                    event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, ordering_key,
+                    at_most_once, head
                 )
                 SELECT s.id, d.subscription_id, s.seq,
                        CASE s.priority WHEN 'critical' THEN 0 WHEN 'important' THEN 1 ELSE 2 END,
-                       $19, $19, $19, d.ordering_key,
+                       $19, $19, $19, d.ordering_key, d.at_most_once,
                        d.ordering_key IS NULL OR (d.first_of_key AND NOT EXISTS (
                            SELECT FROM deliveries earlier
                            WHERE earlier.subscription_id = d.subscription_id AND earlier.ordering_key = d.ordering_key
                              AND earlier.status IN ('pending', 'failed')
                        ))
-                FROM unnest($20::text[], $21::text[], $22::text[], $23::boolean[])
-                    AS d(event_id, subscription_id, ordering_key, first_of_key)
+                FROM unnest($20::text[], $21::text[], $22::text[], $23::boolean[], $27::boolean[])
+                    AS d(event_id, subscription_id, ordering_key, first_of_key, at_most_once)
                 JOIN stored s ON s.id = d.event_id
                 RETURNING 1
             ), counted AS (
@@ -344,6 +347,7 @@ impl Group<'_> {
             self.store.counts_owner,
             CountRole::Publish.name(),
             PERIOD_MS,
+            &d.at_most_once,
         )
         .fetch_all(self.store.run(&mut self.transaction))
         .await?;
@@ -451,6 +455,7 @@ struct DeliveryColumns<'a> {
     ordering_key: Vec<Option<&'a str>>,
     /// No delivery before it in this group has its subscription and key.
     first_of_key: Vec<bool>,
+    at_most_once: Vec<bool>,
 }
 
 impl<'a> DeliveryColumns<'a> {
@@ -461,6 +466,7 @@ impl<'a> DeliveryColumns<'a> {
             columns.event_id.push(delivery.event_id.as_str());
             columns.subscription_id.push(delivery.subscription_id.as_str());
             columns.ordering_key.push(delivery.ordering_key);
+            columns.at_most_once.push(delivery.at_most_once);
             columns.first_of_key.push(
                 delivery
                     .ordering_key

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use sqlx::PgConnection;
 
 use crate::domain::ids::SubscriptionId;
+use crate::domain::policy::Semantics;
 use crate::domain::topic::TopicPattern;
 
 use super::counts::CountRole;
@@ -16,7 +17,7 @@ const SCAN_ROWS_MAX: i64 = 100_000;
 /// Deliveries that one replay queues.
 const QUEUED_MAX: i64 = 10_000;
 /// Deliveries queued by one transaction: publishing waits while it runs.
-const CHUNK: usize = 1_000;
+const CHUNK: usize = 500;
 
 /// Which events to send again.
 #[derive(Debug, Clone)]
@@ -34,6 +35,14 @@ pub struct Replayed {
     pub queued: i64,
     /// The position to continue from, where a bound cut the selection.
     pub next: Option<i64>,
+}
+
+/// The rows that a replay makes, one array a column.
+#[derive(Default)]
+struct NewRows {
+    position: Vec<i64>,
+    key: Vec<Option<String>>,
+    at_most_once: Vec<bool>,
 }
 
 impl Store {
@@ -127,8 +136,18 @@ impl Store {
     async fn requeue_chunk(&self, subscription_id: &str, positions: &[i64]) -> Result<i64, StoreError> {
         for _ in 0..ROUNDS_MAX {
             let mut transaction = self.begin().await?;
-            if self.lock_keys(&mut transaction, subscription_id, positions).await? {
-                let queued = self.requeue(&mut transaction, subscription_id, positions).await?;
+            let version = sqlx::query_scalar!("SELECT version FROM store_counter WHERE name = 'events' FOR UPDATE")
+                .fetch_one(self.run(&mut transaction))
+                .await?;
+            if version != self.view().version {
+                self.reload_view_on(&mut transaction).await?;
+            }
+            let new = self.new_rows(&mut transaction, subscription_id, positions).await?;
+            if self
+                .lock_keys(&mut transaction, subscription_id, positions, &new)
+                .await?
+            {
+                let queued = self.requeue(&mut transaction, subscription_id, positions, &new).await?;
                 transaction.commit().await?;
                 return Ok(queued);
             }
@@ -136,21 +155,59 @@ impl Store {
         Err(StoreError::marks_keep_moving())
     }
 
+    /// How the rows that are not there yet are to be carried, by the policies in force; a row that exists keeps what it
+    /// was made with.
+    async fn new_rows(
+        &self,
+        transaction: &mut PgConnection,
+        subscription_id: &str,
+        positions: &[i64],
+    ) -> Result<NewRows, StoreError> {
+        let missing = sqlx::query!(
+            r#"
+            SELECT e.seq, e.event_type FROM events e
+            WHERE e.seq = ANY($2)
+              AND NOT EXISTS (SELECT FROM deliveries d WHERE d.subscription_id = $1 AND d.seq = e.seq)
+            ORDER BY e.seq
+            "#,
+            subscription_id,
+            positions,
+        )
+        .fetch_all(self.run(transaction))
+        .await?;
+        let view = self.view();
+        let policy = |event_type: &str| view.policies.policy(event_type);
+        let ordered: Vec<i64> = missing
+            .iter()
+            .filter(|row| policy(&row.event_type).is_ordered())
+            .map(|row| row.seq)
+            .collect();
+        let events = self.events_at(transaction, &ordered).await?;
+        let mut new = NewRows::default();
+        for row in missing {
+            let policy = policy(&row.event_type);
+            let event = events.binary_search_by_key(&row.seq, |event| event.position).ok();
+            new.position.push(row.seq);
+            new.key
+                .push(event.and_then(|index| policy.ordering_key(&events[index].envelope)));
+            new.at_most_once.push(policy.semantics() == Semantics::AtMostOnce);
+        }
+        Ok(new)
+    }
+
     /// Takes the right to make these rows and to move the marks of their keys; `false` when it has to be tried anew.
     ///
-    /// The counter row comes first: with it, no publish and no other replay makes rows at the same time, so what is
-    /// counted as new is new, and no key without an unfinished row gets a mark from two sides. Whoever moves a mark
-    /// holds the marked row; the rows and the marks are locked in position order, as a settle locks its rows. A mark that moved while
+    /// The caller holds the counter row: no publish and no other replay makes rows at the same time, so what is counted
+    /// as new is new, and no key without an unfinished row gets a mark from two sides. Whoever moves a mark holds the
+    /// marked row; the rows and the marks are locked in position order, as a settle locks its rows. A mark that moved while
     /// this waited is locked without waiting: its holder may be waiting for a row that is held here.
     async fn lock_keys(
         &self,
         transaction: &mut PgConnection,
         subscription_id: &str,
         positions: &[i64],
+        new: &NewRows,
     ) -> Result<bool, StoreError> {
-        sqlx::query!("SELECT version FROM store_counter WHERE name = 'events' FOR UPDATE")
-            .fetch_one(self.run(transaction))
-            .await?;
         let locked = sqlx::query_scalar!(
             r#"
             WITH mine AS (
@@ -159,7 +216,10 @@ impl Store {
                 SELECT seq FROM mine
                 UNION
                 SELECT marked.seq
-                FROM (SELECT DISTINCT ordering_key FROM mine WHERE ordering_key IS NOT NULL) k
+                FROM (
+                    SELECT ordering_key FROM mine WHERE ordering_key IS NOT NULL
+                    UNION SELECT n.key FROM unnest($3::text[]) AS n(key) WHERE n.key IS NOT NULL
+                ) k
                 CROSS JOIN LATERAL (
                     SELECT m.seq FROM deliveries m
                     WHERE m.subscription_id = $1 AND m.ordering_key = k.ordering_key
@@ -176,6 +236,7 @@ impl Store {
             "#,
             subscription_id,
             positions,
+            &new.key as &[Option<String>],
         )
         .fetch_all(self.run(transaction))
         .await?;
@@ -184,8 +245,9 @@ impl Store {
             WITH marked AS MATERIALIZED (
                 SELECT marked.seq
                 FROM (
-                    SELECT DISTINCT ordering_key FROM deliveries
+                    SELECT ordering_key FROM deliveries
                     WHERE subscription_id = $1 AND seq = ANY($2) AND ordering_key IS NOT NULL
+                    UNION SELECT n.key FROM unnest($4::text[]) AS n(key) WHERE n.key IS NOT NULL
                 ) k
                 CROSS JOIN LATERAL (
                     SELECT m.seq FROM deliveries m
@@ -206,6 +268,7 @@ impl Store {
             subscription_id,
             positions,
             &locked,
+            &new.key as &[Option<String>],
         )
         .fetch_one(self.run(transaction))
         .await?;
@@ -218,6 +281,7 @@ impl Store {
         transaction: &mut PgConnection,
         subscription_id: &str,
         positions: &[i64],
+        new: &NewRows,
     ) -> Result<i64, StoreError> {
         // The rows, and the rows that carry the marks of their keys.
         let locked = sqlx::query!(
@@ -226,7 +290,10 @@ impl Store {
                 SELECT seq, ordering_key FROM deliveries WHERE subscription_id = $1 AND seq = ANY($2)
             ), heads AS (
                 SELECT first.seq
-                FROM (SELECT DISTINCT ordering_key FROM mine WHERE ordering_key IS NOT NULL) k
+                FROM (
+                    SELECT ordering_key FROM mine WHERE ordering_key IS NOT NULL
+                    UNION SELECT n.key FROM unnest($3::text[]) AS n(key) WHERE n.key IS NOT NULL
+                ) k
                 CROSS JOIN LATERAL (
                     SELECT f.seq FROM deliveries f
                     WHERE f.subscription_id = $1 AND f.ordering_key = k.ordering_key
@@ -243,17 +310,21 @@ impl Store {
             "#,
             subscription_id,
             positions,
+            &new.key as &[Option<String>],
         )
         .fetch_all(self.run(transaction))
         .await?;
         let queued = sqlx::query!(
             r#"
             INSERT INTO deliveries AS d (
-                event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, head
+                event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, ordering_key,
+                at_most_once, head
             )
             SELECT e.id, $1, e.seq, CASE e.priority WHEN 'critical' THEN 0 WHEN 'important' THEN 1 ELSE 2 END,
-                   now_ms(), now_ms(), now_ms(), true
-            FROM events e WHERE e.seq = ANY($2)
+                   now_ms(), now_ms(), now_ms(), n.key, coalesce(n.at_most_once, false), n.key IS NULL
+            FROM events e
+            LEFT JOIN unnest($3::bigint[], $4::text[], $5::boolean[]) AS n(seq, key, at_most_once) ON n.seq = e.seq
+            WHERE e.seq = ANY($2)
             ON CONFLICT (subscription_id, seq) DO UPDATE
             SET generation = d.generation + 1, updated_at = now_ms(),
                 status = CASE WHEN d.lease_until IS NULL THEN 'pending' ELSE d.status END,
@@ -267,6 +338,9 @@ impl Store {
             "#,
             subscription_id,
             positions,
+            &new.position,
+            &new.key as &[Option<String>],
+            &new.at_most_once,
         )
         .execute(self.run(transaction))
         .await?
@@ -277,6 +351,9 @@ impl Store {
         let mut replayed_rows = 0;
         // The head of each key before the replay, and whether it runs: a running head keeps its mark until it settles.
         let mut heads: HashMap<&str, (i64, bool)> = HashMap::new();
+        for key in new.key.iter().flatten() {
+            heads.insert(key, (0, false));
+        }
         for row in &locked {
             let unfinished = matches!(row.status.as_str(), "pending" | "failed");
             if row.replayed {

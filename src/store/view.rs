@@ -9,6 +9,7 @@ use std::sync::Arc;
 use sqlx::PgConnection;
 
 use crate::domain::ids::SubscriptionId;
+use crate::domain::policy::Policies;
 use crate::domain::topic::TopicPattern;
 
 use super::{Store, StoreError};
@@ -30,13 +31,15 @@ pub struct View {
     pub version: i64,
     /// The history that positions belong to now.
     pub epoch: i64,
+    /// How event types are carried.
+    pub policies: Policies,
     subscribers: Vec<Subscriber>,
     /// Positions in `subscribers` by the literal first segment of the pattern; the empty text for a leading `*`.
     by_first_segment: HashMap<Box<str>, Vec<usize>>,
 }
 
 impl View {
-    fn new(version: i64, epoch: i64, subscribers: Vec<Subscriber>) -> Self {
+    fn new(version: i64, epoch: i64, policies: Policies, subscribers: Vec<Subscriber>) -> Self {
         let mut by_first_segment: HashMap<Box<str>, Vec<usize>> = HashMap::new();
         for (index, subscriber) in subscribers.iter().enumerate() {
             let first = match first_segment(subscriber.pattern.as_str()) {
@@ -48,6 +51,7 @@ impl View {
         Self {
             version,
             epoch,
+            policies,
             subscribers,
             by_first_segment,
         }
@@ -103,7 +107,8 @@ impl Store {
         self.reload_view_on(&mut reader).await
     }
 
-    /// Reads the view on a connection that may hold the counter row, in one statement: one snapshot.
+    /// Reads the view on a connection. Under the counter row nothing of it can change meanwhile; without it, policies may
+    /// be newer than the version says, and the next comparison reads them again.
     pub(super) async fn reload_view_on(&self, connection: &mut PgConnection) -> Result<(), StoreError> {
         let rows = sqlx::query!(
             r#"
@@ -118,6 +123,7 @@ impl Store {
         )
         .fetch_all(self.run(connection))
         .await?;
+        let policies = self.policy_rules(connection).await?;
         let first = rows.first().ok_or(StoreError::Corrupt { what: "store version" })?;
         let (version, epoch) = (first.version, first.epoch);
         let subscribers = rows
@@ -132,7 +138,7 @@ impl Store {
                 Some(Subscriber { id, consumer: consumer.into(), pattern })
             })
             .collect();
-        let read = Arc::new(View::new(version, epoch, subscribers));
+        let read = Arc::new(View::new(version, epoch, policies, subscribers));
         // Two readers may finish in either order; whoever compares next finds the older one and reads again.
         self.view.store(read);
         Ok(())

@@ -219,14 +219,19 @@ async fn without_the_database_every_route_says_not_now_and_all_recover() {
         EVENTS => envelope("live").json().clone(),
         "/api/v1/checkpoints" => json!({ "topic": "live.*", "cursor": "c1.0.MA" }),
         "/api/v1/subscriptions" => json!({ "topic_pattern": "live.*", "endpoint": "http://127.0.0.1:9/" }),
+        path if path.starts_with("/api/v1/delivery-policies/") => {
+            json!({ "class": "bulk", "durability": "none", "delivery_semantics": "at_least_once" })
+        }
         _ => json!({ "subscription_id": sub, "from_seq": 0 }),
     };
     for (method, path) in routes(&sub) {
         let body = bodies(&path).to_string();
         let path = match path
             .replace(&format!("{EVENTS}/{sub}"), &format!("{EVENTS}/{}", id("evt")))
+            .replace(&format!("policies/{sub}"), "policies/live.*")
             .as_str()
         {
+            "/api/v1/delivery-policies/resolve" => "/api/v1/delivery-policies/resolve?event_type=live.x".to_owned(),
             "/api/v1/checkpoints" if method == "GET" => "/api/v1/checkpoints?topic=live.*".to_owned(),
             other => other.to_owned(),
         };

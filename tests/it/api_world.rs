@@ -29,8 +29,8 @@ use crate::support::{
 /// Subscriptions a consumer may hold in the shared world.
 pub(crate) const SUBSCRIPTIONS_MAX: usize = 12;
 
-/// What stands in for a path parameter in the table of routes.
-const PARAMETER: &str = "{id}";
+/// What stands in for path parameters in the table of routes.
+const PARAMETERS: [&str; 2] = ["{id}", "{pattern}"];
 
 /// Services on a database. They send nothing, so that delivery rows stay as a test put them.
 #[derive(Debug)]
@@ -214,11 +214,16 @@ pub(crate) fn method_of(name: &str) -> Method {
     name.parse().expect("a method's name")
 }
 
-/// Every route of the API with `id` in place of its parameter.
+/// Every route of the API with `id` in place of its parameter, whatever that is called.
 pub(crate) fn routes(id: &str) -> Vec<(&'static str, String)> {
     ROUTES
         .iter()
-        .map(|route| (route.method, route.path.replace(PARAMETER, id)))
+        .map(|route| {
+            let path = PARAMETERS
+                .iter()
+                .fold(route.path.to_owned(), |path, parameter| path.replace(parameter, id));
+            (route.method, path)
+        })
         .collect()
 }
 

@@ -165,6 +165,15 @@ impl World {
 
     /// Stores one event for each of the keys; `payload.key` and `payload.n` tell them apart.
     async fn publish_keyed(&self, keys: &[Option<&str>], subscriptions: &[&SubscriptionId]) {
+        self.store_events(keys, subscriptions, false).await;
+    }
+
+    /// Stores `count` events whose deliveries may leave a process once only.
+    async fn publish_once(&self, count: usize, subscriptions: &[&SubscriptionId]) {
+        self.store_events(&vec![None; count], subscriptions, true).await;
+    }
+
+    async fn store_events(&self, keys: &[Option<&str>], subscriptions: &[&SubscriptionId], at_most_once: bool) {
         let events: Vec<envelope::Envelope> = keys
             .iter()
             .enumerate()
@@ -195,6 +204,7 @@ impl World {
                     event_id: &event.event_id,
                     subscription_id: id,
                     ordering_key: *key,
+                    at_most_once,
                 })
             })
             .collect();
@@ -653,6 +663,99 @@ async fn a_stop_hands_back_what_was_claimed_but_not_sent_without_counting_it() {
     let row = &world.rows(&id).await[0];
     assert_eq!((row.status.as_str(), row.attempt, row.leased), ("pending", 0, false));
     assert!(world.receiver.calls().is_empty());
+}
+
+#[tokio::test]
+async fn what_may_leave_once_is_dead_after_any_failure_and_never_sent_again() {
+    let world = World::new().await;
+    world
+        .receiver
+        .answer_with("/refuses", |_| Answer::status(503).header("Retry-After", "0"));
+    world.receiver.answer_with("/breaks", |_| Answer::close());
+    world.receiver.answer_with("/hangs", |_| Answer::hang(204));
+    let mut ids = Vec::new();
+    for path in ["/refuses", "/breaks", "/hangs", "/takes"] {
+        ids.push(world.subscribe("chat", &world.receiver.url(path)).await);
+    }
+    let gone = world.subscribe("chat", "http://127.0.0.1:9/nobody").await;
+    let mut hasty = settings();
+    hasty.timeout = Duration::from_millis(300);
+    let _process = Process::start(world.database.url(), hasty).await;
+    let every: Vec<&SubscriptionId> = ids.iter().chain([&gone]).collect();
+    world.publish_once(1, &every).await;
+    for id in ids.iter().take(3).chain([&gone]) {
+        world.all(id, "dead").await;
+        let row = &world.rows(id).await[0];
+        assert_eq!((row.attempt, row.last_error.is_some()), (1, true), "{row:?}");
+    }
+    world.all(&ids[3], "delivered").await;
+    assert_eq!(world.rows(&ids[0]).await[0].last_status, Some(503));
+    stays("nothing is tried again", Duration::from_secs(1), async || {
+        world.receiver.calls().len() == 4
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_may_leave_once_is_dead_within_seconds_when_its_owner_dies() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |_| Answer::hang(204));
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let mut first = Process::start(world.database.url(), settings()).await;
+    world.publish_once(1, &[&id]).await;
+    world.receiver.wait_calls(1, SOON).await;
+    let _second = Process::start(world.database.url(), settings()).await;
+    first.crash();
+    let crashed = Instant::now();
+    world.all(&id, "dead").await;
+    let after = crashed.elapsed();
+    assert!(after <= Duration::from_secs(6), "{after:?}");
+    let error = world.rows(&id).await[0].last_error.clone().expect("a reason on record");
+    assert!(error.contains("only attempt"), "{error}");
+    assert_eq!(world.receiver.calls().len(), 1, "it may have arrived");
+}
+
+#[tokio::test]
+async fn what_may_leave_once_and_was_cut_by_a_stop_is_dead() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |_| Answer::hang(204));
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let process = Process::start(world.database.url(), settings()).await;
+    world.publish_once(1, &[&id]).await;
+    world.receiver.wait_calls(1, SOON).await;
+    process.stop().await;
+    let row = &world.rows(&id).await[0];
+    assert_eq!((row.status.as_str(), row.attempt, row.leased), ("dead", 1, false));
+    let _next = Process::start(world.database.url(), settings()).await;
+    stays("nothing is sent again", Duration::from_secs(1), async || {
+        world.receiver.calls().len() == 1
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_may_leave_once_and_was_not_sent_before_a_stop_is_sent_after_it() {
+    let world = World::new().await;
+    let proxy = Proxy::start(&world.database.server()).await;
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let mut patient = settings();
+    patient.poll_interval = Duration::from_secs(60);
+    let process = Process::start(&world.database.url_through(proxy.address()), patient).await;
+    world.publish_once(1, &[&id]).await;
+    proxy.delay(Duration::from_millis(200));
+    process.wake.subscriptions([id.clone()]);
+    eventually("the claim", SOON, async || world.rows(&id).await[0].leased).await;
+    process.stop.cancel();
+    proxy.restore();
+    process.stop().await;
+    let row = &world.rows(&id).await[0];
+    assert_eq!((row.status.as_str(), row.attempt, row.leased), ("pending", 0, false));
+    assert!(world.receiver.calls().is_empty());
+
+    let _next = Process::start(world.database.url(), settings()).await;
+    world.all(&id, "delivered").await;
+    assert_eq!(world.rows(&id).await[0].attempt, 1);
+    assert_eq!(world.receiver.calls().len(), 1);
 }
 
 /// Cuts the database while an attempt runs, has the receiver answer, and restores it after `outage`.

@@ -7,6 +7,8 @@
 mod api_authority;
 mod api_deliveries;
 mod api_edge;
+mod api_limits;
+mod api_policies;
 mod api_process;
 mod api_publish;
 mod api_read;

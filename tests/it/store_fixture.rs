@@ -166,6 +166,7 @@ pub(crate) async fn put_keyed(
                 event_id: &event.event_id,
                 subscription_id: subscription?,
                 ordering_key: *ordering_key,
+                at_most_once: false,
             })
         })
         .collect();

@@ -229,6 +229,7 @@ async fn a_replay_while_a_new_event_of_its_key_is_stored_leaves_one_mark() {
         event_id: &new.event_id,
         subscription_id: &id,
         ordering_key: Some("k"),
+        at_most_once: false,
     };
     group.store(&[new_event(&new)], &[delivery]).await.expect("rows");
     let replayed = replay(store, &id, old[0].event_id.as_str());

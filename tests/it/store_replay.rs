@@ -1,8 +1,213 @@
 //! Replays that meet one another and their bounds.
 
-use openvibe_events::store::{ReplaySelection, Replayed};
+use openvibe_events::{
+    domain::{ids::SubscriptionId, policy::Policy, topic::TopicPattern},
+    store::{ReplaySelection, Replayed, Store},
+};
 
-use crate::store_fixture::{Fixture, assert_counts, event_of, events_of, put};
+use crate::{
+    store_fixture::{
+        Door, Fixture, assert_counts, broken_keys, claim, delivered, event_from, event_of, events_of, heads, positions,
+        put, put_keyed, request, settle_all,
+    },
+    support::envelopes::envelope,
+};
+
+const TYPE: &str = "live.stream.started";
+
+/// Writes a policy for [`TYPE`].
+async fn policy(fixture: &Fixture, semantics: &str, key: Option<&str>) {
+    let ordering = key.map_or(String::new(), |key| {
+        format!(r#","ordering":{{"scope":"any","key":"{key}"}}"#)
+    });
+    let text = format!(r#"{{"class":"domain","durability":"required","delivery_semantics":"{semantics}"{ordering}}}"#);
+    let policy = Policy::parse(&text).expect("a policy");
+    let pattern = TopicPattern::parse(TYPE).expect("a pattern");
+    let other = fixture.another().await;
+    other
+        .put_policy(&pattern, &policy, "ops")
+        .await
+        .expect("a written policy");
+}
+
+/// Stores one event for each key; answers their positions.
+async fn stored(fixture: &Fixture, subscription: Option<&SubscriptionId>, keys: &[&str]) -> Vec<i64> {
+    let events: Vec<_> = keys
+        .iter()
+        .map(|key| event_from(&envelope("live").event_type(TYPE).subject("stream", key)))
+        .collect();
+    let labels: Vec<String> = keys.iter().map(|key| format!("stream:{key}")).collect();
+    let keyed: Vec<_> = events
+        .iter()
+        .zip(&labels)
+        .map(|(event, label)| (event, Some(label.as_str())))
+        .collect();
+    put_keyed(&fixture.store, subscription, &keyed).await.expect("events")
+}
+
+async fn replay(fixture: &Fixture, id: &SubscriptionId, from: i64) -> i64 {
+    let replayed = fixture.store.replay(id, &ReplaySelection::FromPosition(from)).await;
+    replayed.expect("a replay").expect("a subscription").queued
+}
+
+/// Sends what may run until nothing is left; answers the positions that ran together, pass by pass.
+async fn drained(fixture: &Fixture, id: &SubscriptionId) -> Vec<Vec<i64>> {
+    let mut passes = Vec::new();
+    loop {
+        assert_eq!(broken_keys(fixture.pool()).await, [], "after {passes:?}");
+        let pass = claim(&fixture.store, "worker", &[id]).await;
+        if pass.claimed.is_empty() {
+            return passes;
+        }
+        let mut together = positions(&pass);
+        together.sort_unstable();
+        passes.push(together);
+        settle_all(&fixture.store, "worker", &pass, &delivered()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_replay_gives_rows_it_makes_the_keys_of_the_policy_and_one_head_for_each() {
+    let fixture = Fixture::new().await;
+    let at = stored(&fixture, None, &["a", "b", "a", "a", "b"]).await;
+    let id = fixture.subscription(64).await;
+    // Written through another process after this one had its view.
+    policy(&fixture, "at_least_once", Some("subject")).await;
+    assert_eq!(replay(&fixture, &id, 0).await, 5);
+    assert_eq!(broken_keys(fixture.pool()).await, []);
+    assert_eq!(heads(fixture.pool(), &id).await, [at[0], at[1]]);
+    let keys: Vec<Option<String>> = sqlx::query_scalar("SELECT ordering_key FROM deliveries ORDER BY seq")
+        .fetch_all(fixture.pool())
+        .await
+        .expect("the keys");
+    let expected = ["a", "b", "a", "a", "b"].map(|key| Some(format!("stream:{key}")));
+    assert_eq!(keys, expected);
+    assert_counts(&fixture.store, fixture.pool()).await;
+    assert_eq!(
+        drained(&fixture, &id).await,
+        [vec![at[0], at[1]], vec![at[2], at[4]], vec![at[3]]]
+    );
+    assert_counts(&fixture.store, fixture.pool()).await;
+}
+
+#[tokio::test]
+async fn rows_that_a_replay_puts_in_front_of_a_waiting_head_come_first() {
+    let fixture = Fixture::new().await;
+    policy(&fixture, "at_least_once", Some("subject")).await;
+    let early = stored(&fixture, None, &["a", "b"]).await;
+    let id = fixture.subscription(64).await;
+    let late = stored(&fixture, Some(&id), &["a", "a", "c"]).await;
+    assert_eq!(heads(fixture.pool(), &id).await, [late[0], late[2]]);
+    assert_eq!(replay(&fixture, &id, 0).await, 5);
+    assert_eq!(broken_keys(fixture.pool()).await, []);
+    assert_eq!(heads(fixture.pool(), &id).await, [early[0], early[1], late[2]]);
+    assert_eq!(
+        drained(&fixture, &id).await,
+        [vec![early[0], early[1], late[2]], vec![late[0]], vec![late[1]]]
+    );
+    assert_counts(&fixture.store, fixture.pool()).await;
+}
+
+#[tokio::test]
+async fn rows_that_a_replay_puts_in_front_of_a_running_head_wait_for_it() {
+    let fixture = Fixture::new().await;
+    policy(&fixture, "at_least_once", Some("subject")).await;
+    let early = stored(&fixture, None, &["a", "a"]).await;
+    let id = fixture.subscription(64).await;
+    let late = stored(&fixture, Some(&id), &["a", "a"]).await;
+    let running = claim(&fixture.store, "worker", &[&id]).await;
+    assert_eq!(positions(&running), [late[0]]);
+    let only_early = ReplaySelection::Events(
+        sqlx::query_scalar("SELECT id FROM events WHERE seq < $1")
+            .bind(late[0])
+            .fetch_all(fixture.pool())
+            .await
+            .expect("ids"),
+    );
+    let replayed = fixture.store.replay(&id, &only_early).await;
+    assert_eq!(replayed.expect("a replay").expect("a subscription").queued, 2);
+    assert_eq!(broken_keys(fixture.pool()).await, []);
+    assert_eq!(heads(fixture.pool(), &id).await, [late[0]], "two of one key never run");
+    assert!(claim(&fixture.store, "worker", &[&id]).await.claimed.is_empty());
+    settle_all(&fixture.store, "worker", &running, &delivered()).await;
+    assert_eq!(
+        drained(&fixture, &id).await,
+        [vec![early[0]], vec![early[1]], vec![late[1]]]
+    );
+    assert_counts(&fixture.store, fixture.pool()).await;
+}
+
+#[tokio::test]
+async fn replays_publishes_and_claims_of_one_key_at_once_leave_one_head() {
+    let fixture = Fixture::new().await;
+    policy(&fixture, "at_least_once", Some("subject")).await;
+    let keys = ["a", "b"].repeat(30);
+    stored(&fixture, None, &keys).await;
+    let id = fixture.subscription(64).await;
+    let (one, two, three) = (
+        fixture.another().await,
+        fixture.another().await,
+        fixture.another().await,
+    );
+    let everything = ReplaySelection::FromPosition(0);
+    let replays = async |store: &Store| {
+        for _ in 0..5 {
+            store
+                .replay(&id, &everything)
+                .await
+                .expect("a replay")
+                .expect("a subscription");
+        }
+    };
+    let door = Door::open(&three);
+    let publishes = async {
+        for turn in 0..20 {
+            let subject = ["a", "b"][turn % 2];
+            let body = envelope("live").event_type(TYPE).subject("stream", subject);
+            door.publish(request("live", body.json()))
+                .await
+                .expect("a stored event");
+        }
+    };
+    let claims = async {
+        for _ in 0..20 {
+            let pass = claim(&fixture.store, "worker", &[&id]).await;
+            settle_all(&fixture.store, "worker", &pass, &delivered()).await;
+            assert_eq!(broken_keys(fixture.pool()).await, []);
+        }
+    };
+    tokio::join!(replays(&one), replays(&two), publishes, claims);
+    assert_eq!(broken_keys(fixture.pool()).await, []);
+    assert_eq!(fixture.number("SELECT count(*) FROM deliveries").await, 80);
+    drained(&fixture, &id).await;
+    assert_eq!(
+        fixture
+            .number("SELECT count(*) FROM deliveries WHERE status = 'delivered'")
+            .await,
+        80
+    );
+    assert_counts(&fixture.store, fixture.pool()).await;
+}
+
+#[tokio::test]
+async fn a_row_keeps_what_it_was_made_with_when_it_is_replayed() {
+    let fixture = Fixture::new().await;
+    let id = fixture.subscription(64).await;
+    let kept = put(&fixture.store, Some(&id), &events_of(TYPE, 2), None)
+        .await
+        .expect("events");
+    put(&fixture.store, None, &events_of(TYPE, 2), None)
+        .await
+        .expect("events");
+    policy(&fixture, "at_most_once", Some("subject")).await;
+    assert_eq!(replay(&fixture, &id, 0).await, 4);
+    let without =
+        "SELECT count(*) FROM deliveries WHERE ordering_key IS NULL AND head AND NOT at_most_once AND seq <= ";
+    assert_eq!(fixture.number(&format!("{without}{}", kept[1])).await, 2);
+    let made = "SELECT count(*) FROM deliveries WHERE ordering_key IS NOT NULL AND at_most_once AND seq > ";
+    assert_eq!(fixture.number(&format!("{made}{}", kept[1])).await, 2);
+    assert_eq!(broken_keys(fixture.pool()).await, []);
+}
 
 #[tokio::test]
 async fn replays_that_make_the_same_rows_at_once_count_each_row_once() {

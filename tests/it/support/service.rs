@@ -88,6 +88,7 @@ impl Service {
             ("OV_NETWORK_ISSUER", ISSUER),
             ("EVENTS_LIMITS", "off"),
             ("EVENTS_WORKER_INTERVAL_MS", "50"),
+            ("EVENTS_LIMITS", "off"),
         ]);
         all.extend(env.iter().copied());
         let base = format!("http://{}:{}", all["HOST"], all["PORT"]);

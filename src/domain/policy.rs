@@ -1,0 +1,661 @@
+//! Delivery policies: how an event type is carried, in which order, and how often it may be tried.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use hmac::digest::Digest as _;
+
+use super::envelope::{Envelope, FieldError};
+use super::json::{self, Members};
+use super::topic::TopicPattern;
+
+/// Longest ordering key in characters; a longer one is kept as its digest, and so is one with a NUL.
+const KEY_CHARS_MAX: usize = 200;
+/// Longest number in a policy, in characters, when it has no exponent.
+const PLAIN_CHARS_MAX: usize = 1_100;
+/// Longest number with one, without the exponent itself: written out by PostgreSQL it is still within the other bound.
+const MANTISSA_CHARS_MAX: usize = 40;
+/// Longest exponent, sign included: those of a double fit.
+const EXPONENT_CHARS_MAX: usize = 4;
+/// The policy of a type that no pattern matches.
+pub const DEFAULT_POLICY: &str = r#"{"class":"domain","durability":"required","delivery_semantics":"at_least_once"}"#;
+
+/// What a policy is about; its minimum semantics.
+const CLASSES: [&str; 8] = [
+    "realtime_ephemeral",
+    "interactive",
+    "interactive_durable",
+    "domain",
+    "critical",
+    "background",
+    "bulk",
+    "webhook",
+];
+
+/// How a waiting delivery is woken; derived, never on a policy itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CarrierClass {
+    /// Fan-out without acknowledgement.
+    Topic,
+    /// One worker gets it.
+    Queue,
+    /// Retained, in order per key.
+    Stream,
+}
+
+impl CarrierClass {
+    /// The word that operators see.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Topic => "TOPIC",
+            Self::Queue => "QUEUE",
+            Self::Stream => "STREAM",
+        }
+    }
+}
+
+/// How often a delivery may leave the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Semantics {
+    /// Until it is answered with a 2xx or its attempts are used up.
+    AtLeastOnce,
+    /// Once, whatever comes of it.
+    AtMostOnce,
+}
+
+/// One policy, `events.delivery-policy@1`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    document: String,
+    class: CarrierClass,
+    semantics: Semantics,
+    key: Option<String>,
+    without_effect: Vec<&'static str>,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            document: DEFAULT_POLICY.to_owned(),
+            class: CarrierClass::Queue,
+            semantics: Semantics::AtLeastOnce,
+            key: None,
+            without_effect: Vec::new(),
+        }
+    }
+}
+
+impl Policy {
+    /// Reads a policy. Every level is closed; all failures are reported, by JSON pointer.
+    pub fn parse(text: &str) -> Result<Self, Vec<FieldError>> {
+        let mut reader = Reader::default();
+        let Some(members) = Members::parse(text) else {
+            return Err(vec![FieldError::new("/", "the policy must be an object")]);
+        };
+        reader.closed("", &members, &MEMBERS);
+        let class = reader.word("", &members, "class", &CLASSES, Presence::Required);
+        let durability = reader.word(
+            "",
+            &members,
+            "durability",
+            &["none", "optional", "required"],
+            Presence::Required,
+        );
+        let semantics = reader.word(
+            "",
+            &members,
+            "delivery_semantics",
+            &["at_most_once", "at_least_once"],
+            Presence::Required,
+        );
+        let mut key = None;
+        if let Some(ordering) = reader.object(&members, "ordering", &["scope", "key"]) {
+            reader.text("/ordering", &ordering, "scope");
+            key = reader.text("/ordering", &ordering, "key").filter(|key| !key.is_empty());
+        }
+        if let Some(latency) = reader.object(&members, "latency", &["target_p95_ms", "maximum_p95_ms"]) {
+            for name in ["target_p95_ms", "maximum_p95_ms"] {
+                reader.number("/latency", &latency, name);
+            }
+        }
+        if let Some(retention) = reader.object(&members, "retention", &["hot", "replay", "archive"]) {
+            for (name, units) in [("hot", "hdm"), ("replay", "hdm"), ("archive", "hdmy")] {
+                reader.span("/retention", &retention, name, units);
+            }
+        }
+        if let Some(routing) = reader.object(&members, "routing", &["objective", "multi_provider"]) {
+            let objectives = ["latency_first", "cheapest", "balanced", "correctness"];
+            reader.word("/routing", &routing, "objective", &objectives, Presence::Optional);
+            reader.truth("/routing", &routing, "multi_provider");
+        }
+        if let Some(batching) = reader.object(&members, "batching", &["max_messages", "max_delay_ms"]) {
+            reader.integer("/batching", &batching, "max_messages", 1, json::SAFE_INTEGER_MAX);
+            reader.integer("/batching", &batching, "max_delay_ms", 0, json::SAFE_INTEGER_MAX);
+        }
+        if let Some(residency) = reader.object(&members, "residency", &["inherit_project_region", "region"]) {
+            reader.truth("/residency", &residency, "inherit_project_region");
+            if residency.get("region").is_some() {
+                reader.text("/residency", &residency, "region");
+            }
+        }
+        reader.integer("", &members, "max_payload_bytes", 1, 65_536);
+        if !reader.errors.is_empty() {
+            return Err(reader.errors);
+        }
+        Ok(Self {
+            document: json::compact(text),
+            class: match (durability, class) {
+                (Some("required"), _) if key.is_some() => CarrierClass::Stream,
+                (_, Some("realtime_ephemeral")) => CarrierClass::Topic,
+                _ => CarrierClass::Queue,
+            },
+            semantics: match semantics {
+                Some("at_most_once") => Semantics::AtMostOnce,
+                _ => Semantics::AtLeastOnce,
+            },
+            key,
+            without_effect: WITHOUT_EFFECT
+                .into_iter()
+                .filter(|name| members.get(name).is_some())
+                .collect(),
+        })
+    }
+
+    /// The policy as it was given, compact JSON.
+    pub fn document(&self) -> &str {
+        &self.document
+    }
+
+    /// How its deliveries are woken.
+    pub fn carrier_class(&self) -> CarrierClass {
+        self.class
+    }
+
+    /// How often its deliveries may leave the process.
+    pub fn semantics(&self) -> Semantics {
+        self.semantics
+    }
+
+    /// Whether its deliveries keep an order.
+    pub fn is_ordered(&self) -> bool {
+        self.key.is_some()
+    }
+
+    /// Members that are kept and change nothing in this version.
+    pub fn without_effect(&self) -> &[&'static str] {
+        &self.without_effect
+    }
+
+    /// The key in whose order an event is delivered; `None` when the policy asks for no order.
+    ///
+    /// Different subjects never share a key, whatever characters they hold, at any length.
+    pub fn ordering_key(&self, envelope: &Envelope) -> Option<String> {
+        let path = self.key.as_deref()?;
+        let named = if path == "subject" {
+            None
+        } else {
+            value_at(path, envelope)
+        };
+        let key = named
+            .filter(|value| !value.is_empty())
+            .unwrap_or_else(|| subject_key(envelope));
+        // Text in PostgreSQL holds no NUL, and a payload may.
+        Some(if key.chars().count() > KEY_CHARS_MAX || key.contains('\0') {
+            format!("sha256:{}", hex::encode(sha2::Sha256::digest(key.as_bytes())))
+        } else {
+            key
+        })
+    }
+}
+
+/// `<type>:<id>`, or a JSON array where the type would make that ambiguous: with a colon in it, or where it starts as such
+/// an array does. The event type when both are empty.
+fn subject_key(envelope: &Envelope) -> String {
+    let subject = &envelope.subject;
+    if subject.kind.is_empty() && subject.id.is_empty() {
+        return envelope.event_type.clone();
+    }
+    if subject.kind.contains(':') || subject.kind.starts_with('[') {
+        let mut key = String::from("[");
+        json::write_string(&mut key, &subject.kind);
+        key.push(',');
+        json::write_string(&mut key, &subject.id);
+        key.push(']');
+        return key;
+    }
+    format!("{}:{}", subject.kind, subject.id)
+}
+
+/// What a dotted path finds in an envelope, where it is a string or a number.
+fn value_at(path: &str, envelope: &Envelope) -> Option<String> {
+    let (root, rest) = path.split_once('.')?;
+    match (root, rest) {
+        ("subject", "type") => Some(envelope.subject.kind.clone()),
+        ("subject", "id") => Some(envelope.subject.id.clone()),
+        ("subject", "revision") => envelope.subject.revision.map(|revision| revision.to_string()),
+        ("actor", "type") => Some(envelope.actor.kind().as_str().to_owned()),
+        ("actor", "id") => Some(envelope.actor.id().to_owned()),
+        ("payload", path) => {
+            let mut value: Cow<'_, str> = Cow::Borrowed(&envelope.payload);
+            for name in path.split('.') {
+                // Of members of one name the last counts, as in every JSON reader that keeps one of them.
+                let found = Members::parse(&value)?
+                    .iter()
+                    .filter(|(own, _)| *own == name)
+                    .last()
+                    .map(|(_, value)| value.get().to_owned())?;
+                value = Cow::Owned(found);
+            }
+            scalar(&value)
+        }
+        _ => None,
+    }
+}
+
+fn scalar(json: &str) -> Option<String> {
+    if json.starts_with('"') {
+        return serde_json::from_str(json).ok();
+    }
+    let number: f64 = json.parse().ok().filter(|number: &f64| number.is_finite())?;
+    Some(number.to_string())
+}
+
+/// Members of a policy.
+const MEMBERS: [&str; 10] = [
+    "class",
+    "durability",
+    "delivery_semantics",
+    "ordering",
+    "latency",
+    "retention",
+    "routing",
+    "batching",
+    "residency",
+    "max_payload_bytes",
+];
+/// Members that this version keeps and does not act on.
+const WITHOUT_EFFECT: [&str; 6] = [
+    "latency",
+    "retention",
+    "routing",
+    "batching",
+    "residency",
+    "max_payload_bytes",
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Presence {
+    Required,
+    Optional,
+}
+
+/// Collects what is wrong with a policy.
+#[derive(Default)]
+struct Reader {
+    errors: Vec<FieldError>,
+}
+
+impl Reader {
+    fn fault(&mut self, at: &str, name: &str, message: impl std::fmt::Display) {
+        self.errors
+            .push(FieldError::new(format!("{at}/{name}"), format!("{name} {message}")));
+    }
+
+    fn closed(&mut self, at: &str, members: &Members<'_>, known: &[&str]) {
+        for (index, (name, _)) in members.iter().enumerate() {
+            if !known.contains(&name) {
+                self.errors.push(FieldError::new(
+                    at_or_root(at),
+                    format!("{name:?} is no member of a policy"),
+                ));
+            } else if members.iter().take(index).any(|(earlier, _)| earlier == name) {
+                self.fault(at, name, "is given more than once");
+            }
+        }
+    }
+
+    fn object<'a>(&mut self, members: &Members<'a>, name: &str, known: &[&str]) -> Option<Members<'a>> {
+        let value = members.get(name)?;
+        let Some(object) = Members::parse(value.get()) else {
+            self.fault("", name, "must be an object");
+            return None;
+        };
+        self.closed(&format!("/{name}"), &object, known);
+        Some(object)
+    }
+
+    fn word<'w>(
+        &mut self,
+        at: &str,
+        members: &Members<'_>,
+        name: &str,
+        words: &[&'w str],
+        presence: Presence,
+    ) -> Option<&'w str> {
+        let Some(value) = members.get(name) else {
+            if presence == Presence::Required {
+                self.fault(
+                    at,
+                    name,
+                    format_args!("is missing; it must be one of {}", words.join(", ")),
+                );
+            }
+            return None;
+        };
+        let given = json::string(value).ok();
+        let found = words.iter().find(|word| given.as_deref() == Some(**word));
+        if found.is_none() {
+            self.fault(at, name, format_args!("must be one of {}", words.join(", ")));
+        }
+        found.copied()
+    }
+
+    fn text(&mut self, at: &str, members: &Members<'_>, name: &str) -> Option<String> {
+        let text = members.get(name).and_then(|value| json::string(value).ok());
+        if text.is_none() {
+            self.fault(at, name, "must be a string");
+        }
+        text
+    }
+
+    fn number(&mut self, at: &str, members: &Members<'_>, name: &str) {
+        let Some(value) = members.get(name) else { return };
+        let positive = value.get().parse().is_ok_and(|number: f64| number >= 0.0);
+        if !positive || !is_kept(value.get()) {
+            self.fault(at, name, "must be a number of 0 or more");
+        }
+    }
+
+    fn integer(&mut self, at: &str, members: &Members<'_>, name: &str, least: i64, most: i64) {
+        let Some(value) = members.get(name) else { return };
+        if !is_kept(value.get()) || !json::integer(value).is_some_and(|number| (least..=most).contains(&number)) {
+            self.fault(at, name, format_args!("must be a whole number from {least} to {most}"));
+        }
+    }
+
+    fn truth(&mut self, at: &str, members: &Members<'_>, name: &str) {
+        let Some(value) = members.get(name) else { return };
+        if !matches!(value.get(), "true" | "false") {
+            self.fault(at, name, "must be true or false");
+        }
+    }
+
+    fn span(&mut self, at: &str, members: &Members<'_>, name: &str, units: &str) {
+        let Some(value) = members.get(name) else { return };
+        let text = json::string(value).unwrap_or_default();
+        let digits = text.strip_suffix(|unit| units.contains(unit)).unwrap_or_default();
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            self.fault(
+                at,
+                name,
+                format_args!("must be digits and one of {units:?}, such as 30d"),
+            );
+        }
+    }
+}
+
+/// Whether JSON is a number that PostgreSQL keeps: it refuses very large exponents, and writes the others out.
+fn is_kept(json: &str) -> bool {
+    let short = match json.split_once(['e', 'E']) {
+        Some((mantissa, exponent)) => mantissa.len() <= MANTISSA_CHARS_MAX && exponent.len() <= EXPONENT_CHARS_MAX,
+        None => json.len() <= PLAIN_CHARS_MAX,
+    };
+    short && json.parse().is_ok_and(f64::is_finite)
+}
+
+fn at_or_root(at: &str) -> &str {
+    if at.is_empty() { "/" } else { at }
+}
+
+/// A policy in force for a pattern.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// Which types it is for.
+    pub pattern: TopicPattern,
+    /// What it says.
+    pub policy: Policy,
+    /// How often it was written.
+    pub revision: i32,
+}
+
+/// Every policy, ready to be asked for a type.
+#[derive(Debug, Default)]
+pub struct Policies {
+    exact: HashMap<String, Rule>,
+    /// Most specific first.
+    wildcards: Vec<Rule>,
+    default: Policy,
+}
+
+impl Policies {
+    /// Orders the rules by how specific they are.
+    pub fn new(rules: Vec<Rule>) -> Self {
+        let (exact, mut wildcards): (Vec<Rule>, Vec<Rule>) =
+            rules.into_iter().partition(|rule| rule.pattern.exact().is_some());
+        let literal = |rule: &Rule| rule.pattern.as_str().bytes().filter(|byte| *byte != b'*').count();
+        wildcards.sort_by(|a, b| {
+            literal(b)
+                .cmp(&literal(a))
+                .then_with(|| a.pattern.as_str().cmp(b.pattern.as_str()))
+        });
+        let exact = exact
+            .into_iter()
+            .map(|rule| (rule.pattern.as_str().to_owned(), rule))
+            .collect();
+        Self {
+            exact,
+            wildcards,
+            default: Policy::default(),
+        }
+    }
+
+    /// The rule for a type: a pattern without `*` before any with one, then the one with more literal characters, then
+    /// the smaller pattern. `None` when the default is in force.
+    pub fn rule(&self, event_type: &str) -> Option<&Rule> {
+        self.exact
+            .get(event_type)
+            .or_else(|| self.wildcards.iter().find(|rule| rule.pattern.matches(event_type)))
+    }
+
+    /// What is in force for a type.
+    pub fn policy(&self, event_type: &str) -> &Policy {
+        self.rule(event_type).map_or(&self.default, |rule| &rule.policy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(extra: &str) -> Policy {
+        let base = r#""class":"domain","durability":"required","delivery_semantics":"at_least_once""#;
+        Policy::parse(&format!("{{{base}{extra}}}")).expect("a valid policy")
+    }
+
+    fn event(subject: (&str, &str), payload: &str) -> Envelope {
+        let raw = format!(
+            r#"{{"event_id":"evt_01K7AAB2CD3EF4GH5JK6MN7PQR","event_type":"live.stream.started","version":1,
+                "source":"live","actor":{{"type":"service","id":"live"}},"timestamp":"2026-10-21T08:15:30Z",
+                "subject":{{"type":{:?},"id":{:?},"revision":7}},"payload":{payload}}}"#,
+            subject.0, subject.1
+        );
+        Envelope::parse(&raw, "4bf92f3577b34da6a3ce929d0e0e4736")
+            .expect("a valid envelope")
+            .0
+    }
+
+    fn key(path: &str, event: &Envelope) -> String {
+        let ordering = format!(r#","ordering":{{"scope":"x","key":{path:?}}}"#);
+        policy(&ordering).ordering_key(event).expect("an ordered policy")
+    }
+
+    #[test]
+    fn the_carrier_class_follows_durability_key_and_class() {
+        let class = |text: &str| Policy::parse(text).expect("valid").carrier_class();
+        let ordered = r#","ordering":{"scope":"key","key":"subject"}"#;
+        for (name, plain) in CLASSES.map(|name| {
+            (
+                name,
+                if name == "realtime_ephemeral" {
+                    CarrierClass::Topic
+                } else {
+                    CarrierClass::Queue
+                },
+            )
+        }) {
+            let with = |durability: &str, extra: &str| {
+                class(&format!(
+                    r#"{{"class":"{name}","durability":"{durability}","delivery_semantics":"at_least_once"{extra}}}"#
+                ))
+            };
+            assert_eq!(with("required", ""), plain, "{name}");
+            assert_eq!(with("required", ordered), CarrierClass::Stream, "{name}");
+            assert_eq!(with("optional", ordered), plain, "{name}");
+            assert_eq!(
+                with("required", r#","ordering":{"scope":"key","key":""}"#),
+                plain,
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_mistake_is_named() {
+        let errors = Policy::parse(
+            r#"{"class":"warp","delivery_semantics":"exactly_once","mode":"fast","ordering":{"scope":"x"},
+               "retention":{"hot":"1y"},"max_payload_bytes":65537,"batching":{"max_messages":0},"routing":{"x":1}}"#,
+        )
+        .expect_err("nine mistakes");
+        let paths: Vec<&str> = errors.iter().map(|error| error.path.as_str()).collect();
+        assert_eq!(
+            paths,
+            [
+                "/",
+                "/class",
+                "/durability",
+                "/delivery_semantics",
+                "/ordering/key",
+                "/retention/hot",
+                "/routing",
+                "/batching/max_messages",
+                "/max_payload_bytes"
+            ]
+        );
+        for no_object in ["[]", "5", r#""fast""#, "null"] {
+            assert!(Policy::parse(no_object).is_err(), "{no_object}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_the_value_at_its_path_or_the_subject() {
+        let event = event(
+            ("stream", "A"),
+            r#"{"room":1.0,"deep":{"x":"a"},"flag":true,"twice":1,"twice":"last"}"#,
+        );
+        assert_eq!(key("subject", &event), "stream:A");
+        assert_eq!(key("payload.room", &event), "1");
+        assert_eq!(key("payload.deep.x", &event), "a");
+        assert_eq!(key("payload.twice", &event), "last");
+        assert_eq!(key("actor.id", &event), "live");
+        assert_eq!(key("subject.revision", &event), "7");
+        for nothing in [
+            "payload.flag",
+            "payload.deep",
+            "payload.none",
+            "trace_id",
+            "source.x",
+            "payload.room.x",
+        ] {
+            assert_eq!(key(nothing, &event), "stream:A", "{nothing}");
+        }
+        assert_eq!(policy("").ordering_key(&event), None);
+    }
+
+    #[test]
+    fn different_subjects_never_share_a_key() {
+        let of = |kind: &str, id: &str| key("subject", &event((kind, id), "{}"));
+        assert_ne!(of("a:b", "c"), of("a", "b:c"));
+        assert_ne!(of("a:b", "c"), of("[\"a", "b\",\"c\"]"));
+        let long = "x".repeat(300);
+        assert_ne!(of("a", &format!("{long}1")), of("a", &format!("{long}2")));
+        assert!(of("a", &long).chars().count() <= KEY_CHARS_MAX);
+        assert_eq!(of("", ""), "live.stream.started");
+    }
+
+    #[test]
+    fn every_key_can_be_stored() {
+        let with_nul = |room: &str| {
+            key(
+                "payload.room",
+                &event(("stream", "A"), &format!(r#"{{"room":"{room}\u0000"}}"#)),
+            )
+        };
+        assert!(!with_nul("a").contains('\0'));
+        assert_ne!(with_nul("a"), with_nul("b"));
+    }
+
+    #[test]
+    fn a_number_that_cannot_be_stored_is_refused() {
+        let read = |member: &str| {
+            let base = r#""class":"domain","durability":"required","delivery_semantics":"at_least_once""#;
+            Policy::parse(&format!("{{{base},{member}}}"))
+        };
+        let zeros = "0".repeat(20_000);
+        for number in [
+            "1e999",
+            "1e131073",
+            "1e-20000",
+            "0e99999",
+            "-1",
+            "null",
+            r#""5""#,
+            "true",
+            &format!("0.{zeros}"),
+        ] {
+            assert!(
+                read(&format!(r#""latency":{{"target_p95_ms":{number}}}"#)).is_err(),
+                "{number}"
+            );
+        }
+        for number in ["0", "-0", "0.5", "250", "1e308", "1.5E-3", "1e-999"] {
+            assert!(
+                read(&format!(r#""latency":{{"target_p95_ms":{number}}}"#)).is_ok(),
+                "{number}"
+            );
+        }
+        assert!(read(r#""batching":{"max_delay_ms":0e99999}"#).is_err());
+    }
+
+    #[test]
+    fn the_most_specific_pattern_wins() {
+        let rule = |pattern: &str| Rule {
+            pattern: TopicPattern::parse(pattern).expect("a pattern"),
+            policy: Policy::default(),
+            revision: 1,
+        };
+        let patterns = [
+            "live.t.order.exact",
+            "live.t.order.*",
+            "live.t.*",
+            "live.t.a.b.*.d",
+            "live.t.a.*.c.d",
+        ];
+        let policies = Policies::new(patterns.map(rule).into());
+        let resolved = |event_type: &str| policies.rule(event_type).map(|rule| rule.pattern.as_str());
+        assert_eq!(resolved("live.t.order.exact"), Some("live.t.order.exact"));
+        assert_eq!(resolved("live.t.order.other"), Some("live.t.order.*"));
+        assert_eq!(resolved("live.t.elsewhere"), Some("live.t.*"));
+        assert_eq!(
+            resolved("live.t.a.b.c.d"),
+            Some("live.t.a.*.c.d"),
+            "a tie goes to the smaller pattern"
+        );
+        assert_eq!(resolved("media.vod.ready"), None);
+    }
+
+    #[test]
+    fn what_has_no_effect_is_named() {
+        let policy = policy(r#","latency":{"maximum_p95_ms":5},"max_payload_bytes":100"#);
+        assert_eq!(policy.without_effect(), ["latency", "max_payload_bytes"]);
+    }
+}
