@@ -112,7 +112,12 @@ impl Addresses {
         let mut serving = options(pooled)?;
         if !behind_pooler {
             // A pooler hands connections on and refuses such settings; there each read opens with them (`BEGIN_READ`).
-            serving = serving.options([("statement_timeout", STATEMENT_TIMEOUT)]);
+            serving = serving.options([
+                ("statement_timeout", STATEMENT_TIMEOUT),
+                // A plan that is kept was made for the tables as they were. Made while they were empty, it reads them
+                // from end to end when they have grown; to plan each time costs a fraction of a millisecond.
+                ("plan_cache_mode", "force_custom_plan"),
+            ]);
         }
         Ok(Self {
             pooled: serving,
