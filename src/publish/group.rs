@@ -1,6 +1,7 @@
 //! Stage B: one group in one transaction.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use crate::domain::cursor::Cursor;
 use crate::domain::ids::SubscriptionId;
@@ -38,11 +39,9 @@ pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i
     let decisions: Vec<Result<Vec<Decision>, PublishError>> =
         requests.iter().map(|request| ledger.decide(request)).collect();
 
-    // The group brought the view up to date under the counter row: what it says now is in force.
-    let current = store.view();
-    if current.version != view.version {
-        plans = plan(requests, &current);
-        view = current;
+    if !Arc::ptr_eq(&view, &group.view) {
+        view = Arc::clone(&group.view);
+        plans = plan(requests, &view);
     }
     let mut events = Vec::new();
     let mut deliveries = Vec::new();
@@ -65,7 +64,7 @@ pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i
         }
     }
     let positions = group.store(&events, &deliveries).await?;
-    let epoch = group.epoch;
+    let epoch = view.epoch;
     group.commit().await?;
 
     let subscriptions: HashSet<&SubscriptionId> = deliveries.iter().map(|delivery| delivery.subscription_id).collect();

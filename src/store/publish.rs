@@ -4,6 +4,7 @@
 //! commit leaves nothing behind.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use sqlx::{Postgres, Transaction};
 
@@ -11,7 +12,7 @@ use crate::domain::envelope::Envelope;
 use crate::domain::ids::{EventId, SubscriptionId};
 
 use super::counts::{CountRole, PERIOD_MS};
-use super::{Store, StoreError};
+use super::{Store, StoreError, View};
 
 /// How far positions jump when the database's timeline changed: a fail-over may have lost the newest commits, and the
 /// positions of those must never be given to other events.
@@ -23,8 +24,9 @@ pub struct Group<'a> {
     transaction: Transaction<'static, Postgres>,
     /// The database clock when the counter was taken, milliseconds: `received_at` of everything stored.
     pub now_ms: i64,
-    /// The history that positions belong to.
-    pub epoch: i64,
+    /// What is in force while the counter row is held. The store's own view may become older again meanwhile, by a reader
+    /// that was slow.
+    pub view: Arc<View>,
     /// What is known of the ids that the group was opened with; an id that is new has no entry.
     pub known: HashMap<String, KnownEvent>,
 }
@@ -113,8 +115,9 @@ impl Store {
         )
         .fetch_one(self.run(&mut transaction))
         .await?;
-        if counter.version != self.view().version {
-            self.reload_view_on(&mut transaction).await?;
+        let mut view = self.view();
+        if counter.version != view.version {
+            view = self.reload_view_on(&mut transaction).await?;
         }
         if counter.timeline != counter.current_timeline {
             self.adopt_timeline(&mut transaction, &counter.timeline, &counter.current_timeline)
@@ -137,7 +140,7 @@ impl Store {
             store: self,
             transaction,
             now_ms: 0,
-            epoch: self.view().epoch,
+            view,
             known: HashMap::with_capacity(rows.len()),
         };
         for row in rows {

@@ -10,7 +10,7 @@ use crate::domain::topic::TopicPattern;
 
 use super::counts::CountRole;
 use super::settle::{Key, ROUNDS_MAX};
-use super::{DeliveryCounts, Store, StoreError};
+use super::{DeliveryCounts, Store, StoreError, View};
 
 /// Events that one replay examines, whatever matches.
 const SCAN_ROWS_MAX: i64 = 100_000;
@@ -139,10 +139,13 @@ impl Store {
             let version = sqlx::query_scalar!("SELECT version FROM store_counter WHERE name = 'events' FOR UPDATE")
                 .fetch_one(self.run(&mut transaction))
                 .await?;
-            if version != self.view().version {
-                self.reload_view_on(&mut transaction).await?;
+            let mut view = self.view();
+            if version != view.version {
+                view = self.reload_view_on(&mut transaction).await?;
             }
-            let new = self.new_rows(&mut transaction, subscription_id, positions).await?;
+            let new = self
+                .new_rows(&mut transaction, &view, subscription_id, positions)
+                .await?;
             if self
                 .lock_keys(&mut transaction, subscription_id, positions, &new)
                 .await?
@@ -160,6 +163,7 @@ impl Store {
     async fn new_rows(
         &self,
         transaction: &mut PgConnection,
+        view: &View,
         subscription_id: &str,
         positions: &[i64],
     ) -> Result<NewRows, StoreError> {
@@ -175,7 +179,6 @@ impl Store {
         )
         .fetch_all(self.run(transaction))
         .await?;
-        let view = self.view();
         let policy = |event_type: &str| view.policies.policy(event_type);
         let ordered: Vec<i64> = missing
             .iter()

@@ -104,12 +104,14 @@ impl Store {
 
     pub(super) async fn reload_view(&self) -> Result<(), StoreError> {
         let mut reader = self.own_reader().await?;
-        self.reload_view_on(&mut reader).await
+        self.reload_view_on(&mut reader).await?;
+        Ok(())
     }
 
     /// Reads the view on a connection. Under the counter row nothing of it can change meanwhile; without it, policies may
-    /// be newer than the version says, and the next comparison reads them again.
-    pub(super) async fn reload_view_on(&self, connection: &mut PgConnection) -> Result<(), StoreError> {
+    /// be newer than the version says, and the next comparison reads them again. A caller that decides by what was read
+    /// uses what this returns: a slower reader may put an older view in its place at any time.
+    pub(super) async fn reload_view_on(&self, connection: &mut PgConnection) -> Result<Arc<View>, StoreError> {
         let rows = sqlx::query!(
             r#"
             SELECT c.version AS "version!", e.value AS "epoch!", s.id AS "id?", s.consumer AS "consumer?",
@@ -140,7 +142,7 @@ impl Store {
             .collect();
         let read = Arc::new(View::new(version, epoch, policies, subscribers));
         // Two readers may finish in either order; whoever compares next finds the older one and reads again.
-        self.view.store(read);
-        Ok(())
+        self.view.store(Arc::clone(&read));
+        Ok(read)
     }
 }

@@ -11,7 +11,10 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use openvibe_events::{domain::cursor::Cursor, store::StoreError};
+use openvibe_events::{
+    domain::cursor::Cursor,
+    store::{StoreError, View},
+};
 use serde_json::json;
 
 use crate::{
@@ -198,6 +201,23 @@ async fn a_change_of_subscriptions_waits_for_the_publish_that_runs() {
     );
     group.commit().await.expect("an end");
     within("the change goes on", SOON, change).await;
+}
+
+#[tokio::test]
+async fn a_publish_decides_by_the_view_checked_under_the_counter_row() {
+    let fixture = Fixture::new().await;
+    let store = &fixture.store;
+    subscribe(store, "chat", "*", 1).await;
+    let one = event();
+    let group = store.open_group(&[one.event_id.as_str()]).await.expect("a group");
+    // A reader that began before the subscription ends now: it puts what it read then in the view's place.
+    fixture
+        .sql("SET session_replication_role = replica; DELETE FROM subscriptions; RESET session_replication_role")
+        .await;
+    store.refresh_view(-1).await.expect("the slow reader's end");
+    let receivers = |view: &View| view.matching(&one.event_type).count();
+    assert_eq!(receivers(&store.view()), 0, "the store's view is the older one");
+    assert_eq!(receivers(&group.view), 1, "the group keeps what it checked");
 }
 
 #[tokio::test]
