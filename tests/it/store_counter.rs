@@ -11,10 +11,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use openvibe_events::{
-    domain::cursor::Cursor,
-    store::{StoreError, View},
-};
+use openvibe_events::{domain::cursor::Cursor, store::StoreError};
 use serde_json::json;
 
 use crate::{
@@ -207,17 +204,40 @@ async fn a_change_of_subscriptions_waits_for_the_publish_that_runs() {
 async fn a_publish_decides_by_the_view_checked_under_the_counter_row() {
     let fixture = Fixture::new().await;
     let store = &fixture.store;
+    let door = Door::open(store);
     subscribe(store, "chat", "*", 1).await;
-    let one = event();
-    let group = store.open_group(&[one.event_id.as_str()]).await.expect("a group");
-    // A reader that began before the subscription ends now: it puts what it read then in the view's place.
-    fixture
-        .sql("SET session_replication_role = replica; DELETE FROM subscriptions; RESET session_replication_role")
-        .await;
-    store.refresh_view(-1).await.expect("the slow reader's end");
-    let receivers = |view: &View| view.matching(&one.event_type).count();
-    assert_eq!(receivers(&store.view()), 0, "the store's view is the older one");
-    assert_eq!(receivers(&group.view), 1, "the group keeps what it checked");
+    // The publish is held where it has checked the view and has not decided yet.
+    let mut held = fixture.pool().begin().await.expect("a transaction");
+    sqlx::query("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut *held)
+        .await
+        .expect("a lock");
+    let publish = door.publish(request("live", envelope("live").json()));
+    let interfere = async {
+        let waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'events'::regclass AND NOT granted \
+                       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+        eventually("the publish waits", SOON, async || fixture.number(waiting).await == 1).await;
+        // A reader that began before the subscription ends now: it puts what it read then in the view's place.
+        let without_trigger = async |enabled: i32| {
+            fixture
+                .sql(&format!(
+                    "SET session_replication_role = replica; UPDATE subscriptions SET enabled = {enabled}; \
+                     RESET session_replication_role"
+                ))
+                .await;
+        };
+        without_trigger(0).await;
+        store.refresh_view(-1).await.expect("the slow reader's end");
+        without_trigger(1).await;
+        held.rollback().await.expect("an end");
+    };
+    let (published, ()) = tokio::join!(publish, interfere);
+    published.expect("a publish");
+    assert!(
+        store.view().subscribers().is_empty(),
+        "the store's view is the older one"
+    );
+    assert_eq!(fixture.number("SELECT count(*) FROM deliveries").await, 1);
 }
 
 #[tokio::test]
