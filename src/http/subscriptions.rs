@@ -167,15 +167,9 @@ pub(super) async fn enable(
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    read_json(request, BODY_LIMIT).await?;
-    let id = known(&id)?;
-    let switched = api
-        .store
-        .set_enabled(&caller.slug, &id, Switch::On)
-        .await?
-        .ok_or_else(unknown)?;
+    let (id, switched) = switch(&api, &caller.slug, &id, request, Switch::On).await?;
     (api.wake)(&[id]);
-    Ok(json(StatusCode::OK, &SubscriptionView::from(switched)))
+    Ok(switched)
 }
 
 /// Pauses it: nothing is sent, and events published meanwhile are not queued.
@@ -185,13 +179,21 @@ pub(super) async fn disable(
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    let (_, switched) = switch(&api, &caller.slug, &id, request, Switch::Off).await?;
+    Ok(switched)
+}
+
+async fn switch(
+    api: &Api,
+    consumer: &str,
+    id: &str,
+    request: Request,
+    to: Switch,
+) -> Result<(SubscriptionId, Response), ApiError> {
     read_json(request, BODY_LIMIT).await?;
-    let switched = api
-        .store
-        .set_enabled(&caller.slug, &known(&id)?, Switch::Off)
-        .await?
-        .ok_or_else(unknown)?;
-    Ok(json(StatusCode::OK, &SubscriptionView::from(switched)))
+    let id = known(id)?;
+    let switched = api.store.set_enabled(consumer, &id, to).await?.ok_or_else(unknown)?;
+    Ok((id, json(StatusCode::OK, &SubscriptionView::from(switched))))
 }
 
 /// Puts a new secret in force; the former one signs beside it for the overlap.
