@@ -10,6 +10,7 @@ mod counts;
 mod deliveries;
 mod error;
 mod events;
+mod lane;
 mod migrate;
 mod policies;
 mod publish;
@@ -34,6 +35,7 @@ pub use claims::{Candidate, Claim, Claimed, Pass};
 pub use deliveries::{DeliveryFilter, DeliveryRow};
 pub use error::StoreError;
 pub use events::{Page, PageRequest, Positions, PulledEvent, StoredEvent};
+pub use lane::Lane;
 pub use migrate::migrate;
 pub use policies::StoredPolicy;
 pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent};
@@ -76,6 +78,13 @@ const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
 /// As [`BEGIN`], for one row that somebody holds: it is worth a moment, not seconds.
 const BEGIN_BRIEF: &str = "BEGIN; SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '5s'; \
                            SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'";
+/// The same bounds for a session whose statements are transactions of their own.
+const AT_ONCE: [(&str, &str); 4] = [
+    ("lock_timeout", "2s"),
+    ("statement_timeout", STATEMENT_TIMEOUT),
+    ("idle_in_transaction_session_timeout", "2s"),
+    ("tcp_user_timeout", "4s"),
+];
 /// How long callers wait for one answer of the store, longer than its statements and locks may take.
 pub const ANSWER_MAX: Duration = Duration::from_secs(8);
 
@@ -132,6 +141,8 @@ pub struct Store {
     writes: PgPool,
     reads: PgPool,
     direct: PgConnectOptions,
+    /// For [`Lane`]s: sessions that bound each of their statements.
+    at_once: PgConnectOptions,
     /// Statements are named and kept, unless a pooler could hand a later one to another server connection.
     named: bool,
     view: ArcSwap<View>,
@@ -168,6 +179,7 @@ impl Store {
                 .connect_lazy_with(addresses.pooled.clone())
         };
         let store = Self {
+            at_once: addresses.pooled.clone().options(AT_ONCE),
             writes: pool(WRITE_CONNECTIONS_MAX),
             reads: pool(READ_CONNECTIONS_MAX),
             direct: addresses.direct,

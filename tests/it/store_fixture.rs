@@ -161,9 +161,10 @@ pub(crate) async fn put_keyed(
     let rows: Vec<NewEvent<'_>> = events.iter().map(|(event, _)| new_event(event)).collect();
     let deliveries: Vec<NewDelivery<'_>> = events
         .iter()
-        .filter_map(|(event, ordering_key)| {
+        .enumerate()
+        .filter_map(|(event, (_, ordering_key))| {
             Some(NewDelivery {
-                event_id: &event.event_id,
+                event,
                 subscription_id: subscription?,
                 ordering_key: *ordering_key,
                 at_most_once: false,
@@ -171,9 +172,9 @@ pub(crate) async fn put_keyed(
         })
         .collect();
     let mut group = store.open_group(&ids).await?;
-    let positions = group.store(&rows, &deliveries).await?;
+    let first = group.store(&rows, &deliveries).await?;
     group.commit().await?;
-    Ok(ids.iter().map(|id| positions[*id]).collect())
+    Ok((first..).take(events.len()).collect())
 }
 
 /// A candidate without bounds.
