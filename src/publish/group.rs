@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::domain::cursor::Cursor;
 use crate::domain::ids::SubscriptionId;
 use crate::domain::policy::Semantics;
-use crate::store::{KnownEvent, Lane, LoopKey, NewDelivery, NewEvent, Store, StoreError, View};
+use crate::store::{KnownEvent, LoopKey, NewDelivery, NewEvent, Store, StoreError, View};
 
 use super::decide::{Decision, Ledger, loop_key};
 use super::request::Prepared;
@@ -23,7 +23,6 @@ pub(super) struct Done {
 /// Decides and stores a group. Every transaction is opened, used and closed here; a failure leaves nothing of it behind.
 pub(super) async fn run(
     store: &Store,
-    lane: &mut Lane,
     requests: &[&PublishRequest],
     max_hops: i32,
 ) -> Result<Done, StoreError> {
@@ -41,7 +40,7 @@ pub(super) async fn run(
             .map(|event| event.guarded)
             .collect();
         let stored = store
-            .publish_at_once(lane, view.version, max_hops, &guarded, &events, &deliveries)
+            .publish_at_once(view.version, max_hops, &guarded, &events, &deliveries)
             .await?;
         if let Some(first) = stored {
             return Ok(done(requests, all, &events, &deliveries, first, view.epoch));

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::cursor::Cursor;
 use crate::domain::ids::{EventId, SubscriptionId};
-use crate::store::{Lane, SharedStore, StoreError, answered};
+use crate::store::{SharedStore, StoreError, answered};
 
 pub use request::{ItemFault, PublishRequest, RequestFault, Rules};
 
@@ -144,7 +144,6 @@ async fn run(
     mut queue: mpsc::Receiver<Waiting>,
     stop: CancellationToken,
 ) {
-    let mut lane = Lane::default();
     let mut carried = None;
     loop {
         let first = match carried.take() {
@@ -169,7 +168,7 @@ async fn run(
         (group, carried) = gather(first, &mut queue);
         let group: Vec<Waiting> = group.into_iter().filter_map(still_wanted).collect();
         if !group.is_empty() {
-            commit(&store, &mut lane, max_hops, &ring, group).await;
+            commit(&store, max_hops, &ring, group).await;
         }
     }
 }
@@ -201,9 +200,9 @@ fn still_wanted(waiting: Waiting) -> Option<Waiting> {
 
 /// Runs a group and answers its requests. One that fails for a reason of its own is run again request by request, so
 /// that one request cannot spoil the answer of another.
-async fn commit(store: &SharedStore, lane: &mut Lane, max_hops: i32, ring: &Ring, group: Vec<Waiting>) {
+async fn commit(store: &SharedStore, max_hops: i32, ring: &Ring, group: Vec<Waiting>) {
     let requests: Vec<&PublishRequest> = group.iter().map(|waiting| &waiting.request).collect();
-    let running = AssertUnwindSafe(answered(group::run(store, lane, &requests, max_hops))).catch_unwind();
+    let running = AssertUnwindSafe(answered(group::run(store, &requests, max_hops))).catch_unwind();
     let error = match running.await {
         Ok(Ok(done)) => {
             for (waiting, answer) in group.into_iter().zip(done.answers) {
@@ -237,7 +236,7 @@ async fn commit(store: &SharedStore, lane: &mut Lane, max_hops: i32, ring: &Ring
     for waiting in group {
         let Some(waiting) = still_wanted(waiting) else { continue };
         // Boxed: the same function, one level down and never deeper.
-        Box::pin(commit(store, lane, max_hops, ring, vec![waiting])).await;
+        Box::pin(commit(store, max_hops, ring, vec![waiting])).await;
     }
 }
 

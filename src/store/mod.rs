@@ -4,13 +4,13 @@
 //! The rules that keep concurrent publishes, claims and settles apart are in `docs/architecture.md`, "The store's
 //! protocol". Every statement that several processes may run at once says which of them it follows.
 
+mod at_once;
 mod checkpoints;
 mod claims;
 mod counts;
 mod deliveries;
 mod error;
 mod events;
-mod lane;
 mod migrate;
 mod policies;
 mod publish;
@@ -35,7 +35,6 @@ pub use claims::{Candidate, Claim, Claimed, Pass};
 pub use deliveries::{DeliveryFilter, DeliveryRow};
 pub use error::StoreError;
 pub use events::{Page, PageRequest, Positions, PulledEvent, StoredEvent};
-pub use lane::Lane;
 pub use migrate::migrate;
 pub use policies::StoredPolicy;
 pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent};
@@ -45,6 +44,7 @@ pub use subscriptions::{NewSubscription, Rotation, Subscription, Switch};
 pub use view::{Subscriber, View};
 pub use workers::Heartbeat;
 
+use at_once::Lanes;
 use run::Run;
 
 /// Connections for publishing, delivering and every other change. Each holds one server process of PostgreSQL.
@@ -78,13 +78,6 @@ const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
 /// As [`BEGIN`], for one row that somebody holds: it is worth a moment, not seconds.
 const BEGIN_BRIEF: &str = "BEGIN; SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '5s'; \
                            SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'";
-/// The same bounds for a session whose statements are transactions of their own.
-const AT_ONCE: [(&str, &str); 4] = [
-    ("lock_timeout", "2s"),
-    ("statement_timeout", STATEMENT_TIMEOUT),
-    ("idle_in_transaction_session_timeout", "2s"),
-    ("tcp_user_timeout", "4s"),
-];
 /// How long callers wait for one answer of the store, longer than its statements and locks may take.
 pub const ANSWER_MAX: Duration = Duration::from_secs(8);
 
@@ -141,8 +134,7 @@ pub struct Store {
     writes: PgPool,
     reads: PgPool,
     direct: PgConnectOptions,
-    /// For [`Lane`]s: sessions that bound each of their statements.
-    at_once: PgConnectOptions,
+    lanes: Lanes,
     /// Statements are named and kept, unless a pooler could hand a later one to another server connection.
     named: bool,
     view: ArcSwap<View>,
@@ -179,7 +171,7 @@ impl Store {
                 .connect_lazy_with(addresses.pooled.clone())
         };
         let store = Self {
-            at_once: addresses.pooled.clone().options(AT_ONCE),
+            lanes: Lanes::new(addresses.pooled.clone()),
             writes: pool(WRITE_CONNECTIONS_MAX),
             reads: pool(READ_CONNECTIONS_MAX),
             direct: addresses.direct,
@@ -202,7 +194,7 @@ impl Store {
 
     /// Ends every connection; work in flight on them fails.
     pub async fn close(&self) {
-        let closing = async { tokio::join!(self.writes.close(), self.reads.close()) };
+        let closing = async { tokio::join!(self.writes.close(), self.reads.close(), self.lanes.close()) };
         // A server that no longer answers is left to the end of the process.
         let _ = tokio::time::timeout(CLOSE_MAX, closing).await;
     }

@@ -12,7 +12,6 @@ use crate::domain::envelope::Envelope;
 use crate::domain::ids::SubscriptionId;
 
 use super::counts::{CountRole, PERIOD_MS};
-use super::lane::Lane;
 use super::{Store, StoreError, View};
 
 /// How far positions jump when the database's timeline changed: a fail-over may have lost the newest commits, and the
@@ -111,7 +110,6 @@ impl Store {
     /// `guarded` names the events it looks at. The depths in `events` are not used.
     pub async fn publish_at_once(
         &self,
-        lane: &mut Lane,
         version: i64,
         hops_max: i32,
         guarded: &[bool],
@@ -125,7 +123,7 @@ impl Store {
             .zip(&e.trace_id)
             .map(|(guarded, trace_id)| guarded.then_some(*trace_id))
             .collect();
-        let mut at_once = self.at_once(lane).await?;
+        let mut at_once = self.at_once().await?;
         let stored = sqlx::query_scalar!(
             r#"
             SELECT first_position AS "first_position!" FROM publish_group(
