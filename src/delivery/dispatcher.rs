@@ -14,7 +14,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::domain::ids::SubscriptionId;
 use crate::domain::retry::{RetryPolicy, Schedule};
-use crate::store::{Candidate, Claim, Claimed, Outcome, Pass, Settlement, SharedStore, StoreError, answered};
+use crate::store::{
+    Candidate, Claim, Claimed, Outcome, Pass, SKIPPED_ERROR, Settlement, SharedStore, StoreError, answered,
+};
 
 use super::DeliverySettings;
 use super::agenda::{Agenda, Turn};
@@ -38,6 +40,8 @@ const POLL_CHUNK: usize = 500;
 /// Subscriptions that one claim considers: enough of them that the most urgent of many win, few enough that locking
 /// them costs little.
 const CANDIDATES: std::ops::RangeInclusive<usize> = 64..=500;
+/// How soon a delivery that nothing could sign is looked at again, and its subscription with it.
+const UNSIGNED_AGAIN_AFTER: Duration = Duration::from_secs(30);
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
@@ -65,6 +69,8 @@ struct Memory {
     /// Enabled subscriptions with their consumers, as of `version`.
     known: HashMap<SubscriptionId, Arc<str>>,
     version: i64,
+    /// Subscriptions whose deliveries nothing can sign, until when they are left alone.
+    unsigned: HashMap<SubscriptionId, Instant>,
     /// What a poll has not asked about yet.
     unpolled: VecDeque<SubscriptionId>,
     poll_at: Instant,
@@ -81,6 +87,7 @@ impl Memory {
             frontiers: Frontiers::default(),
             known: HashMap::new(),
             version: -1,
+            unsigned: HashMap::new(),
             unpolled: VecDeque::new(),
             poll_at: now,
             sweep_at: now + SWEEP_INTERVAL,
@@ -93,6 +100,7 @@ impl Memory {
     fn sweep(&mut self, now: Instant) {
         self.frontiers.sweep();
         self.agenda.open_all();
+        self.unsigned.clear();
         self.sweep_at = now + SWEEP_INTERVAL;
         self.poll_at = now;
     }
@@ -223,11 +231,12 @@ impl Dispatcher {
         if room == 0 {
             return false;
         }
-        let known = &memory.known;
+        let (known, unsigned, now) = (&memory.known, &memory.unsigned, Instant::now());
         let most = (room * 4).clamp(*CANDIDATES.start(), *CANDIDATES.end());
         let chosen = memory.agenda.choose(most, |id, full| match known.get(id) {
             None => Turn::Drop,
             Some(_) if full && self.shares.runs(id) => Turn::Drop,
+            Some(_) if unsigned.get(id).is_some_and(|until| *until > now) => Turn::Drop,
             Some(consumer) if self.shares.consumer_room(consumer) == 0 => Turn::Wait,
             Some(_) => Turn::Take,
         });
@@ -258,6 +267,7 @@ impl Dispatcher {
             Ok(pass) => {
                 memory.backoff = BACKOFF_FIRST;
                 self.note(memory, &candidates, &pass, room);
+                Self::leave_unsigned(memory, &pass);
                 let version = pass.version;
                 self.start(pass, Instant::now() + lease);
                 if version != memory.version
@@ -288,6 +298,19 @@ impl Dispatcher {
             biased;
             answer = answered(asked) => Some(answer),
             () = self.life.lost.cancelled() => None,
+        }
+    }
+
+    /// Leaves subscriptions alone for a while whose secrets no key opens: each look at a long queue would be for nothing.
+    fn leave_unsigned(memory: &mut Memory, pass: &Pass) {
+        for claimed in &pass.claimed {
+            if let Err(unopened) = &claimed.secrets {
+                let (id, until) = (&claimed.subscription_id, Instant::now() + UNSIGNED_AGAIN_AFTER);
+                if memory.unsigned.insert(id.clone(), until).is_none() {
+                    tracing::error!(subscription_id = %id, "nothing is sent to {id}: {unopened}");
+                }
+                memory.agenda.want_at(until, id.clone());
+            }
         }
     }
 
@@ -381,6 +404,10 @@ impl Attempt {
         let attempt = u32::try_from(self.claimed.attempt).unwrap_or(u32::MAX);
         let outcome = if self.stop.is_cancelled() || !self.life.holds(started) {
             Outcome::Unsent
+        } else if self.claimed.skipped {
+            Outcome::GivenUp {
+                error: SKIPPED_ERROR.to_owned(),
+            }
         } else if self.claimed.at_most_once && attempt > 1 {
             // The first attempt may have been received, though its result is lost.
             Outcome::GivenUp {
@@ -392,8 +419,14 @@ impl Attempt {
             Outcome::GivenUp {
                 error: "the attempts are used up; the last ones were cut short".to_owned(),
             }
-        } else if let Some(event) = &self.claimed.event {
-            let sending = AssertUnwindSafe(self.sender.send(&self.claimed, event, &self.interrupt)).catch_unwind();
+        } else if let Err(unopened) = &self.claimed.secrets {
+            Outcome::Held {
+                error: unopened.to_string(),
+                wait_ms: i64::try_from(UNSIGNED_AGAIN_AFTER.as_millis()).unwrap_or(i64::MAX),
+            }
+        } else if let (Some(event), Ok(secrets)) = (&self.claimed.event, &self.claimed.secrets) {
+            let sending = self.sender.send(&self.claimed, secrets, event, &self.interrupt);
+            let sending = AssertUnwindSafe(sending).catch_unwind();
             let ended = tokio::select! {
                 biased;
                 ended = sending => ended,
@@ -444,10 +477,11 @@ impl Attempt {
     }
 }
 
-/// What may leave once only is never tried again.
+/// What may leave once only is never tried again once it may have left.
 fn once(at_most_once: bool, outcome: Outcome) -> Outcome {
     match outcome {
         Outcome::Retry { status, error, .. } if at_most_once => Outcome::Dead { status, error },
+        Outcome::Held { error, .. } if at_most_once => Outcome::Dead { status: None, error },
         outcome => outcome,
     }
 }

@@ -13,17 +13,19 @@ use serde_json::value::RawValue;
 use crate::domain::ids::SubscriptionId;
 use crate::domain::json::Members;
 use crate::domain::retry::RetryPolicy;
+use crate::domain::seal::looks_sealed;
 use crate::domain::signature::new_secret;
 use crate::domain::time::Millis;
 use crate::domain::topic::TopicPattern;
 use crate::problem::ApiError;
-use crate::store::{NewSubscription, Subscription, Switch};
+use crate::store::{NewSubscription, Subscription, SubscriptionChange, Switch};
 
 use super::answer::json;
 use super::api::Api;
 use super::body::read_json;
 use super::caller::{
     Caller, CreateSubscription, ListSubscriptions, ReadSubscription, RotateSecret, ToggleSubscription,
+    UpdateSubscription,
 };
 use super::query::PathOf;
 
@@ -112,14 +114,7 @@ pub(super) async fn create(
         None => new_secret(),
         Some(given) => checked_secret(given)?,
     };
-    let retry_policy = match member("retry_policy") {
-        None => None,
-        Some(given) => RetryPolicy::parse(given).map_err(|detail| ApiError::Unprocessable(detail.into()))?,
-    };
-    let retry_policy = retry_policy
-        .map(|policy| serde_json::to_string(&policy))
-        .transpose()
-        .map_err(ApiError::internal)?;
+    let retry_policy = member("retry_policy").map(retry_policy).transpose()?.flatten();
     let max_inflight = member("max_inflight").map(max_inflight).transpose()?;
     let created = api
         .store
@@ -158,6 +153,46 @@ pub(super) async fn read(
         StatusCode::OK,
         &SubscriptionView::from(found.ok_or_else(unknown)?),
     ))
+}
+
+/// Changes how it is delivered to. What it receives and where are what it is: for another pattern or endpoint another one
+/// is made; switching and secrets have routes of their own.
+pub(super) async fn update(
+    State(api): State<Arc<Api>>,
+    caller: Caller<UpdateSubscription>,
+    PathOf(id): PathOf<String>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body = read_json(request, BODY_LIMIT).await?;
+    let id = known(&id)?;
+    // Whose it is comes before what is wrong with the body.
+    api.store.subscription(&caller.slug, &id).await?.ok_or_else(unknown)?;
+    let wrong = |detail: &'static str| ApiError::Unprocessable(detail.into());
+    let members = Members::parse(&body).ok_or(wrong("the body must be an object of what is to change"))?;
+    let mut policy = None;
+    let mut inflight = None;
+    for (name, value) in members.iter() {
+        let again = match name {
+            "retry_policy" => policy.replace(retry_policy(value.get())?).is_some(),
+            "max_inflight" => inflight.replace(max_inflight_or_null(value.get())?).is_some(),
+            _ => {
+                return Err(wrong(
+                    "only max_inflight and retry_policy can be changed; other routes switch a subscription and rotate its secret",
+                ));
+            }
+        };
+        if again {
+            return Err(wrong("a member appears more than once"));
+        }
+    }
+    let change = SubscriptionChange {
+        retry_policy: policy.as_ref().map(Option::as_deref),
+        max_inflight: inflight,
+    };
+    let updated = api.store.update_subscription(&caller.slug, &id, &change).await?;
+    let updated = updated.ok_or_else(unknown)?;
+    (api.wake)(&[id]);
+    Ok(json(StatusCode::OK, &SubscriptionView::from(updated)))
 }
 
 /// Resumes it: what is queued is due, and new events are queued again.
@@ -239,10 +274,28 @@ fn text(raw: &str) -> Option<String> {
 
 fn checked_secret(raw: &str) -> Result<String, ApiError> {
     text(raw)
-        .filter(|secret| (32..=256).contains(&secret.chars().count()) && !secret.contains('\0'))
+        .filter(|secret| {
+            (32..=256).contains(&secret.chars().count()) && !secret.contains('\0') && !looks_sealed(secret)
+        })
         .ok_or(ApiError::Unprocessable(
-            "secret must be a string of 32..256 characters without NUL; leave it out for a generated one".into(),
+            "secret must be a string of 32..256 characters without NUL that does not begin with sealed:1:; leave it out for \
+             a generated one"
+                .into(),
         ))
+}
+
+/// A retry policy as it is stored; `None` follows the configuration.
+fn retry_policy(raw: &str) -> Result<Option<String>, ApiError> {
+    let policy = RetryPolicy::parse(raw).map_err(|detail| ApiError::Unprocessable(detail.into()))?;
+    let stored = policy.map(|policy| serde_json::to_string(&policy)).transpose();
+    stored.map_err(ApiError::internal)
+}
+
+fn max_inflight_or_null(raw: &str) -> Result<Option<i32>, ApiError> {
+    match raw {
+        "null" => Ok(None),
+        given => max_inflight(given).map(Some),
+    }
 }
 
 fn max_inflight(raw: &str) -> Result<i32, ApiError> {

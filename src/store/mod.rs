@@ -16,7 +16,9 @@ mod policies;
 mod publish;
 mod replay;
 mod run;
+mod seal;
 mod settle;
+mod skip;
 mod subscriptions;
 mod view;
 mod workers;
@@ -29,6 +31,8 @@ use arc_swap::ArcSwap;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{Connection, Postgres, Transaction};
 
+use crate::domain::seal::Sealer;
+
 pub use crate::domain::deliveries::DeliveryCounts;
 pub use checkpoints::Checkpoint;
 pub use claims::{Candidate, Claim, Claimed, Pass};
@@ -39,8 +43,10 @@ pub use migrate::migrate;
 pub use policies::StoredPolicy;
 pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent};
 pub use replay::{ReplaySelection, Replayed};
+pub use seal::{Resealed, Secrets};
 pub use settle::{Outcome, Settlement};
-pub use subscriptions::{NewSubscription, Rotation, Subscription, Switch};
+pub use skip::{SKIPPED_ERROR, Skip};
+pub use subscriptions::{NewSubscription, Rotation, Subscription, SubscriptionChange, Switch};
 pub use view::{Subscriber, View};
 pub use workers::Heartbeat;
 
@@ -138,6 +144,8 @@ pub struct Store {
     /// Statements are named and kept, unless a pooler could hand a later one to another server connection.
     named: bool,
     view: ArcSwap<View>,
+    /// Seals and opens signing secrets.
+    sealer: Sealer,
     /// This process in `delivery_counts`; a name, not an identity that anything depends on.
     counts_owner: String,
 }
@@ -177,10 +185,16 @@ impl Store {
             direct: addresses.direct,
             named: !addresses.behind_pooler,
             view: ArcSwap::from_pointee(View::default()),
+            sealer: Sealer::default(),
             counts_owner: hex::encode(rand::random::<[u8; 8]>()),
         };
         store.reload_view().await?;
         Ok(store)
+    }
+
+    /// The same store with keys for signing secrets; without any they are stored as they are given.
+    pub fn sealing_with(self, sealer: Sealer) -> Self {
+        Self { sealer, ..self }
     }
 
     /// A round trip to the database.
