@@ -206,7 +206,8 @@ CREATE FUNCTION claim_deliveries(
     version bigint, now_ms bigint, skipped boolean,
     subscription_id text, free bigint, consumer text, endpoint text, secret text, previous_secret text,
     retry_policy text,
-    seq bigint, attempt integer, at_most_once boolean, claim_id bigint, priority integer, due_at bigint,
+    seq bigint, attempt integer, at_most_once boolean, skipped_by_operator boolean, claim_id bigint, priority integer,
+    due_at bigint,
     event_id text, event_type text, event_version bigint, source text, actor text, on_behalf_of text, subject_type text,
     subject_id text, subject_revision bigint, trace_id text, event_priority text, visibility text, occurred_at text,
     received_at bigint, payload text, hops integer
@@ -216,7 +217,7 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_has
 AS $$
 #variable_conflict use_column
 DECLARE
-    locked text[] := ARRAY(
+    locked_ids text[] := ARRAY(
         SELECT s.id FROM subscriptions s WHERE s.id = ANY(in_id) AND s.enabled = 1
         ORDER BY s.id
         FOR NO KEY UPDATE SKIP LOCKED
@@ -235,7 +236,7 @@ BEGIN
         FROM unnest(in_id, in_critical, in_important, in_low, in_consumer_room)
             AS c(id, critical, important, low, consumer_room)
         JOIN subscriptions s ON s.id = c.id
-        WHERE s.id = ANY(locked)
+        WHERE s.id = ANY(locked_ids)
     ), runnable AS (
         SELECT l.consumer, l.consumer_room, d.*
         FROM locked l
@@ -267,15 +268,12 @@ BEGIN
             claimed_generation = d.generation
         FROM picked p
         WHERE d.subscription_id = p.subscription_id AND d.seq = p.seq
-        RETURNING d.subscription_id, d.seq, d.attempt + 1 AS attempt, d.at_most_once, d.claim_id, d.priority,
-                  p.next_attempt_at AS due_at,
-                  -- Such a claim that a crash of the database undid could be made, and sent, a second time. Any other
-                  -- is made again, so its commit does not wait for the disk.
-                  set_config('synchronous_commit', CASE WHEN d.at_most_once THEN 'on' ELSE current_setting('synchronous_commit') END, true)
+        RETURNING d.subscription_id, d.seq, d.attempt + 1 AS attempt, d.at_most_once, d.skipped, d.claim_id, d.priority,
+                  p.next_attempt_at AS due_at
     )
-    SELECT store_version, now_ms(), cardinality(locked) < enabled,
+    SELECT store_version, now_ms(), cardinality(locked_ids) < enabled,
            l.id, l.free, l.consumer, l.endpoint, l.secret, l.previous_secret, l.retry_policy,
-           c.seq, c.attempt, c.at_most_once, c.claim_id, c.priority, c.due_at,
+           c.seq, c.attempt, c.at_most_once, c.skipped, c.claim_id, c.priority, c.due_at,
            e.id, e.event_type, e.version, e.source, e.actor, e.on_behalf_of, e.subject_type, e.subject_id,
            e.subject_revision, e.trace_id, e.priority, e.visibility, e.occurred_at, e.received_at, e.payload, e.hops
     FROM (SELECT) one
@@ -284,6 +282,16 @@ BEGIN
     -- In the claiming statement: a redaction that was answered before it shows here.
     LEFT JOIN events e ON e.seq = c.seq
     ORDER BY c.priority, c.due_at, c.seq;
+
+    -- A claim that may leave once only could be made, and sent, a second time after a crash of the database that undid it.
+    -- Any other is simply made again, so its commit does not wait for the disk.
+    IF NOT EXISTS (
+        SELECT FROM unnest(locked_ids) AS i(id)
+        JOIN deliveries d ON d.subscription_id = i.id AND d.lease_until IS NOT NULL
+        WHERE d.lease_owner = in_owner AND d.at_most_once
+    ) THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
 END
 $$;
 
@@ -322,6 +330,8 @@ $$;
 CREATE FUNCTION settle_deliveries(
     in_owner text, in_subscription_id text[], in_position bigint[], in_claim_id bigint[], in_outcome text[],
     in_http_status integer[], in_error text[], in_wait_ms bigint[],
+    -- What is on record of a delivery that an operator ended while it was under way.
+    in_skipped_error text,
     -- How long to wait for rows that others hold; null for as long as any statement may.
     in_lock_timeout text,
     in_counts_owner text, in_counts_role text, in_period_ms bigint
@@ -402,17 +412,22 @@ BEGIN
         UPDATE deliveries d
         SET status = CASE WHEN NOT f.current THEN 'pending'
                           WHEN f.outcome = 'unsent' THEN d.status
-                          WHEN f.outcome = 'given_up' THEN 'dead'
+                          WHEN f.outcome = 'given_up' OR f.outcome IN ('failed', 'held') AND d.skipped THEN 'dead'
+                          WHEN f.outcome = 'held' THEN 'failed'
                           ELSE f.outcome END,
             attempt = CASE WHEN NOT f.current THEN 0
-                           WHEN f.outcome IN ('unsent', 'given_up') THEN d.attempt
+                           WHEN f.outcome IN ('unsent', 'given_up', 'held') THEN d.attempt
                            ELSE d.attempt + 1 END,
-            next_attempt_at = CASE WHEN NOT f.current OR f.outcome IN ('unsent', 'failed')
+            next_attempt_at = CASE WHEN NOT f.current OR f.outcome = 'unsent'
+                                     OR f.outcome IN ('failed', 'held') AND NOT d.skipped
                                    THEN now_ms() + CASE WHEN f.current THEN f.wait_ms ELSE 0 END END,
             last_status = CASE WHEN NOT f.current THEN NULL
-                               WHEN f.outcome = 'unsent' THEN d.last_status ELSE f.http_status END,
+                               WHEN f.outcome IN ('unsent', 'held') THEN d.last_status ELSE f.http_status END,
             last_error = CASE WHEN NOT f.current THEN NULL
-                              WHEN f.outcome = 'unsent' THEN d.last_error ELSE f.error END,
+                              WHEN f.outcome = 'unsent' THEN d.last_error
+                              WHEN f.outcome IN ('failed', 'held') AND d.skipped
+                              THEN left(concat_ws('; before that: ', in_skipped_error, f.error), 500)
+                              ELSE f.error END,
             delivered_at = CASE WHEN f.current AND f.outcome = 'delivered' THEN now_ms() END,
             lease_owner = NULL, lease_until = NULL, claim_id = NULL, updated_at = now_ms()
         FROM former f

@@ -81,9 +81,6 @@ const BEGIN_RELAXED: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL sta
 const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
                           SET LOCAL idle_in_transaction_session_timeout = '5s'";
 
-/// As [`BEGIN`], for one row that somebody holds: it is worth a moment, not seconds.
-const BEGIN_BRIEF: &str = "BEGIN; SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '5s'; \
-                           SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'";
 /// How long callers wait for one answer of the store, longer than its statements and locks may take.
 pub const ANSWER_MAX: Duration = Duration::from_secs(8);
 
@@ -215,10 +212,6 @@ impl Store {
 
     async fn begin(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
         Ok(self.writes.begin_with(BEGIN).await?)
-    }
-
-    async fn begin_brief(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
-        Ok(self.writes.begin_with(BEGIN_BRIEF).await?)
     }
 
     async fn begin_relaxed(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
