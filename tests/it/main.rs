@@ -19,6 +19,7 @@ mod contracts;
 mod delivery_worker;
 mod dev;
 mod faults_pooler;
+mod faults_storm;
 mod first_event;
 mod harness_self;
 mod outbound_tls;

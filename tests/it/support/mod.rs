@@ -14,6 +14,7 @@ pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod contracts;
 pub(crate) mod database;
+pub(crate) mod dice;
 pub(crate) mod envelopes;
 pub(crate) mod http1;
 pub(crate) mod ledger;
