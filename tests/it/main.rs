@@ -18,6 +18,7 @@ mod api_world;
 mod contracts;
 mod delivery_worker;
 mod dev;
+mod faults_database;
 mod faults_pooler;
 mod faults_storm;
 mod first_event;

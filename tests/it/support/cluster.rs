@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, OpenOptions},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -12,7 +12,7 @@ use sqlx::{Connection, PgConnection};
 
 use super::{
     database::Server,
-    process::{Account, Directory, kill_family},
+    process::{Account, Directory, kill_family, signal},
     service::steady_port,
     wait::eventually,
 };
@@ -76,6 +76,32 @@ impl Cluster {
         kill_family(&mut server.expect("a server that runs"));
     }
 
+    /// Puts the data as it is now aside, for [`Cluster::fail_over`]. The server is stopped for it and started again.
+    pub(crate) async fn set_aside(&self) {
+        let mut server = self.server.lock().take().expect("a server that runs");
+        // SIGINT: sessions end, what is committed is written.
+        signal("INT", server.id());
+        server.wait().expect("the server stops");
+        copy(&self.data(), &self.aside());
+        self.start_again().await;
+    }
+
+    /// Kills the server and goes on with the data that was set aside, as a standby does that had received no more when
+    /// the server failed: what was committed since is gone, and the history has a new timeline.
+    pub(crate) async fn fail_over(&self) {
+        self.kill();
+        fs::remove_dir_all(self.data()).expect("the data of the failed server");
+        fs::rename(self.aside(), self.data()).expect("the data of the standby");
+        fs::write(self.data().join("standby.signal"), "").expect("a mark for the server");
+        self.start_again().await;
+        let mut admin = PgConnection::connect(&self.url()).await.expect("a standby that can be read");
+        let promoted: bool = sqlx::query_scalar("SELECT pg_promote()")
+            .fetch_one(&mut admin)
+            .await
+            .expect("a standby that can be promoted");
+        assert!(promoted);
+    }
+
     /// Starts the server after [`Cluster::kill`], on the same port, and waits until it has recovered.
     pub(crate) async fn start_again(&self) {
         let url = self.url();
@@ -124,6 +150,10 @@ impl Cluster {
         self.directory.path().join("data")
     }
 
+    fn aside(&self) -> PathBuf {
+        self.directory.path().join("aside")
+    }
+
     fn log_path(&self) -> PathBuf {
         self.directory.path().join("server.log")
     }
@@ -151,4 +181,10 @@ fn programs() -> PathBuf {
         panic!("OV_PG_BIN is not set; run: eval \"$(scripts/services.sh up postgres)\"");
     };
     bin.into()
+}
+
+/// Copies a directory with its owners and modes.
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-Rp").arg(from).arg(to).output().expect("the cp program runs");
+    assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
 }

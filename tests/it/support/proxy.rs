@@ -32,6 +32,10 @@ enum Line {
     AnswersHeld,
     /// Everything passes until a client sends a COMMIT. That reaches the server, and its connection ends unanswered.
     CutAtCommit,
+    /// So many pieces pass from clients to the server; a connection with a further one is closed, and that is lost.
+    Asks(u64),
+    /// As `Asks`, for pieces from the server.
+    Answers(u64),
     /// Every connection is closed, and every new one at once.
     Cut,
 }
@@ -50,6 +54,8 @@ pub(crate) struct Proxy {
 struct Shared {
     accepted: AtomicU64,
     commits: AtomicU64,
+    /// Pieces since the last limit was set.
+    passed: AtomicU64,
     /// Connections of earlier generations are closed.
     generation: watch::Sender<u64>,
 }
@@ -104,6 +110,19 @@ impl Proxy {
     /// the answer: what was asked has happened, and nobody heard of it.
     pub(crate) fn cut_at_commit(&self) {
         self.line.send_replace(Line::CutAtCommit);
+    }
+
+    /// Lets so many pieces of any connection pass from clients to the server, each as it was sent; whoever sends more
+    /// loses the connection and what was sent. Each step of a transaction is one piece.
+    pub(crate) fn cut_after_asking(&self, pieces: u64) {
+        self.shared.passed.store(0, Relaxed);
+        self.line.send_replace(Line::Asks(pieces));
+    }
+
+    /// As `cut_after_asking`, for what the server answers: the next answer is lost, and the connection with it.
+    pub(crate) fn cut_after_answers(&self, pieces: u64) {
+        self.shared.passed.store(0, Relaxed);
+        self.line.send_replace(Line::Answers(pieces));
     }
 
     /// How many connections were ended by `cut_at_commit`.
@@ -170,7 +189,7 @@ async fn join(
             if line == Line::CutAtCommit && bytes.windows(COMMIT.len()).any(|text| text == COMMIT) {
                 committing.store(true, Relaxed);
             }
-            true
+            !matches!(line, Line::Asks(most) if shared.passed.fetch_add(1, Relaxed) >= most)
         },
     );
     let answered = pump(
@@ -178,10 +197,10 @@ async fn join(
         to_client,
         line.clone(),
         |line| matches!(line, Line::Stalled | Line::AnswersHeld),
-        |_, _| {
+        |line, _| {
             let ends = committing.load(Relaxed);
             shared.commits.fetch_add(u64::from(ends), Relaxed);
-            !ends
+            !ends && !matches!(line, Line::Answers(most) if shared.passed.fetch_add(1, Relaxed) >= most)
         },
     );
     // Either side's end ends both, as does a cut; dropping the halves closes both sockets.
