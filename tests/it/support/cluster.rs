@@ -94,7 +94,9 @@ impl Cluster {
         fs::rename(self.aside(), self.data()).expect("the data of the standby");
         fs::write(self.data().join("standby.signal"), "").expect("a mark for the server");
         self.start_again().await;
-        let mut admin = PgConnection::connect(&self.url()).await.expect("a standby that can be read");
+        let mut admin = PgConnection::connect(&self.url())
+            .await
+            .expect("a standby that can be read");
         let promoted: bool = sqlx::query_scalar("SELECT pg_promote()")
             .fetch_one(&mut admin)
             .await
@@ -185,6 +187,11 @@ fn programs() -> PathBuf {
 
 /// Copies a directory with its owners and modes.
 fn copy(from: &Path, to: &Path) {
-    let copied = Command::new("cp").arg("-Rp").arg(from).arg(to).output().expect("the cp program runs");
+    let copied = Command::new("cp")
+        .arg("-Rp")
+        .arg(from)
+        .arg(to)
+        .output()
+        .expect("the cp program runs");
     assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
 }
