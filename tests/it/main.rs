@@ -30,6 +30,7 @@ mod store_fixture;
 mod store_heads;
 mod store_leases;
 mod store_migrate;
+mod store_plans;
 mod store_pooler;
 mod store_publish;
 mod store_pulls;

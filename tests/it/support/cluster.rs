@@ -169,7 +169,7 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let log = self.log();
-            let start = log.ceil_char_boundary(log.len().saturating_sub(4_000));
+            let start = log.ceil_char_boundary(log.len().saturating_sub(2_000));
             eprintln!("the private PostgreSQL wrote:\n{}", &log[start..]);
         }
         if let Some(mut server) = self.server.lock().take() {
