@@ -35,5 +35,6 @@ mod store_pooler;
 mod store_publish;
 mod store_pulls;
 mod store_replay;
+mod store_snapshot;
 mod store_versions;
 mod support;
