@@ -20,6 +20,7 @@ mod delivery_worker;
 mod dev;
 mod faults_database;
 mod faults_pooler;
+mod faults_schema;
 mod faults_storm;
 mod first_event;
 mod harness_self;

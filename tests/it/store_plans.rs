@@ -30,8 +30,8 @@ use crate::{
 const VISITED_MAX: i64 = 1_200;
 /// A pull reads so many events of the log at most, whether they match or not.
 const SCANNED_MAX: i64 = 5_100;
-/// Pages that a statement may touch.
-const BUFFERS_MAX: i64 = 6_000;
+/// Pages that a statement may touch: the first claims after a while pass over what was finished since the last.
+const BUFFERS_MAX: i64 = 12_000;
 /// The tables that grow.
 const GROWING: [&str; 3] = ["events", "deliveries", "idempotency_receipts"];
 
