@@ -115,7 +115,10 @@ impl Addresses {
         };
         let behind_pooler = pooled != direct;
         let mut serving = options(pooled)?;
-        if !behind_pooler {
+        if behind_pooler {
+            // PgBouncer closes connections that begin with this setting, and no number is read as text here.
+            serving = serving.extra_float_digits(None);
+        } else {
             // A pooler hands connections on and refuses such settings; there each read opens with them (`BEGIN_READ`).
             serving = serving.options([
                 ("statement_timeout", STATEMENT_TIMEOUT),

@@ -42,7 +42,11 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) async fn new() -> Self {
-        let database = Database::create().await;
+        Self::on(Database::create().await).await
+    }
+
+    /// A store on this database.
+    pub(crate) async fn on(database: Database) -> Self {
         let store = connect(&database).await;
         Self { database, store }
     }
