@@ -14,11 +14,14 @@ use futures_util::{StreamExt, stream};
 use tower::{Service, service_fn};
 use tower_http::decompression::RequestDecompression;
 
-use crate::domain::json;
+use crate::domain::json::{self, Members};
 use crate::problem::ApiError;
 
 /// Time for the whole body, from the first read.
 pub(super) const BODY_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Characters of a caller's member name that a refusal repeats.
+const NAME_CHARS_SHOWN: usize = 64;
 
 /// The text of a JSON object or array, as it was sent. An empty body is `{}`.
 ///
@@ -45,6 +48,21 @@ pub async fn read_json(request: Request<Body>, limit: usize) -> Result<String, A
             format!("the body did not arrive within {} s", BODY_DEADLINE.as_secs()).into(),
         ))
     })
+}
+
+/// Like [`read_json`], for a route that reads members by their names: one that is named twice is refused, because readers
+/// disagree on which of the two counts.
+pub(super) async fn read_members(request: Request<Body>, limit: usize) -> Result<String, ApiError> {
+    let text = read_json(request, limit).await?;
+    match Members::parse(&text).as_ref().and_then(Members::repeated) {
+        Some(name) => {
+            let name: String = name.chars().take(NAME_CHARS_SHOWN).collect();
+            Err(ApiError::BadJson(
+                format!("the body has the member {name:?} more than once").into(),
+            ))
+        }
+        None => Ok(text),
+    }
 }
 
 /// The body again, or `None` when it has no bytes. One that declares a length is believed, so that a client waiting for

@@ -19,7 +19,7 @@ use crate::store::{DeliveryCounts, DeliveryFilter, DeliveryRow, ReplaySelection}
 
 use super::answer::json;
 use super::api::Api;
-use super::body::read_json;
+use super::body::read_members;
 use super::caller::{Caller, ListDeliveries, ReplayDeliveries};
 use super::query::Query;
 
@@ -124,7 +124,7 @@ pub(super) async fn replay(
     _caller: Caller<ReplayDeliveries>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body: Value = serde_json::from_str(&read_json(request, BODY_LIMIT).await?)
+    let body: Value = serde_json::from_str(&read_members(request, BODY_LIMIT).await?)
         .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
     let unknown = || ApiError::NotFound("no such subscription".into());
     let id = body["subscription_id"]

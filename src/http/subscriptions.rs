@@ -21,7 +21,7 @@ use crate::store::{NewSubscription, Subscription, Switch};
 
 use super::answer::json;
 use super::api::Api;
-use super::body::read_json;
+use super::body::{read_json, read_members};
 use super::caller::{
     Caller, CreateSubscription, ListSubscriptions, ReadSubscription, RotateSecret, ToggleSubscription,
 };
@@ -85,7 +85,7 @@ pub(super) async fn create(
     caller: Caller<CreateSubscription>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = read_json(request, BODY_LIMIT).await?;
+    let body = read_members(request, BODY_LIMIT).await?;
     let members = Members::parse(&body);
     let member = |name: &str| {
         members
@@ -203,7 +203,7 @@ pub(super) async fn rotate_secret(
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = read_json(request, BODY_LIMIT).await?;
+    let body = read_members(request, BODY_LIMIT).await?;
     let id = known(&id)?;
     // Whose it is comes before what is wrong with the body.
     api.store.subscription(&caller.slug, &id).await?.ok_or_else(unknown)?;

@@ -7,6 +7,7 @@
 mod api_authority;
 mod api_deliveries;
 mod api_edge;
+mod api_hostile;
 mod api_limits;
 mod api_policies;
 mod api_process;
