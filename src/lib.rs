@@ -31,6 +31,7 @@ use config::{Config, Database};
 use delivery::{Delivery, DeliverySettings};
 use http::api::Api;
 use http::health::{Readiness, SERVICE};
+use http::room::Rooms;
 use identity::limits::{Allowance, Limits};
 use identity::{Keys, Verifier};
 use publish::{Publisher, Ring, Rules};
@@ -157,6 +158,7 @@ impl App {
                 max_payload_bytes: config.publish.max_payload_bytes,
             },
             endpoint_hosts: config.delivery.endpoint_hosts.clone(),
+            rooms: Rooms::default(),
             subscriptions_max: i64::from(config.delivery.max_subscriptions),
             wake: ring,
         });

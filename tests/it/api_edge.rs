@@ -20,6 +20,7 @@ use crate::{
         proxy::Proxy,
         service::Service,
         wait::{SOON, eventually, within},
+        wire::Wire,
     },
 };
 
@@ -487,6 +488,62 @@ async fn a_head_that_cannot_be_read_is_refused_with_a_document_and_the_connectio
             "{answer}"
         );
     }
+}
+
+#[tokio::test]
+async fn callers_that_do_not_read_their_pages_make_pages_short_and_stop_nobody() {
+    let site = Site::own(1, &[]).await;
+    let reader = site.one().service_token(&consumer());
+    let large = envelopes("live", 90).into_iter();
+    let large: Vec<_> = large
+        .map(|event| event.payload(json!({ "text": "x".repeat(60_000) })))
+        .collect();
+    for part in large.chunks(30) {
+        site.one().publish_as("live", &batch(part)).await.expect(201);
+    }
+    let page = async |query: &str| {
+        let page = site
+            .one()
+            .get(&format!("{EVENTS}?limit=1000{query}"), Some(&reader))
+            .await
+            .expect(200);
+        let ids = page["events"].as_array().expect("a list").iter();
+        let ids: Vec<String> = ids.map(|item| text(&item["event"], "event_id").to_owned()).collect();
+        (ids, text(&page, "next_cursor").to_owned())
+    };
+    let (whole, _) = page("").await;
+    assert!(
+        (60..90).contains(&whole.len()),
+        "a page ends at about 4 MiB: {} events",
+        whole.len()
+    );
+
+    let mut deaf = Vec::new();
+    for _ in 0..20 {
+        let mut wire = Wire::narrow(site.service()).await;
+        wire.send(format!(
+            "GET {EVENTS}?limit=1000 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {reader}\r\n\r\n"
+        ))
+        .await;
+        deaf.push(wire);
+    }
+    let next = eventually("pages are short", SOON, async || {
+        let (ids, next) = page("").await;
+        (ids.len() < 10).then(|| {
+            assert_eq!(ids, whole[..ids.len()], "the beginning of the page");
+            (ids.len(), next)
+        })
+    })
+    .await;
+    let (ids, _) = page(&format!("&after={}", next.1)).await;
+    assert_eq!(ids[0], whole[next.0], "the next page goes on where the short one ended");
+    site.one().publish(&envelope("live")).await.expect(201);
+
+    drop(deaf);
+    eventually("pages are whole again", SOON, async || {
+        page("").await.0.len() == whole.len()
+    })
+    .await;
 }
 
 #[tokio::test]

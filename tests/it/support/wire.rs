@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
 };
 
 use super::{service::Service, wait::within};
@@ -46,6 +46,18 @@ impl Wire {
         stream.set_nodelay(true).expect("a TCP option");
         Self {
             stream,
+            seen: Vec::new(),
+        }
+    }
+
+    /// Connects with as little room for unread answers as the system allows.
+    pub(crate) async fn narrow(service: &Service) -> Self {
+        let address = service.base().trim_start_matches("http://");
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(1024).expect("a socket option");
+        let stream = socket.connect(address.parse().expect("an address")).await;
+        Self {
+            stream: stream.expect("a connection"),
             seen: Vec::new(),
         }
     }
