@@ -328,13 +328,100 @@ async fn metrics_are_for_direct_callers_of_this_machine_only() {
         "Via",
         "X-Real-IP",
         "CF-Connecting-IP",
+        "True-Client-IP",
+        "X-Client-IP",
+        "X-Original-Forwarded-For",
     ] {
-        let request = site
-            .one()
-            .request(Method::GET, "/metrics", None)
-            .header(name, "127.0.0.1");
-        refused(&site.one().send(request).await, 404, "events.not_found");
+        for value in ["127.0.0.1", "for=127.0.0.1", "203.0.113.9", ""] {
+            let request = site.one().request(Method::GET, "/metrics", None).header(name, value);
+            let answer = site.one().send(request).await;
+            refused(&answer, 404, "events.not_found");
+        }
     }
+}
+
+#[tokio::test]
+async fn a_path_in_another_spelling_names_nothing() {
+    let site = Site::shared().await;
+    let slug = consumer();
+    let held = site.subscribe(&slug, "live.*", "spelling").await;
+    let subscription = format!("/api/v1/subscriptions/{}", text(&held, "id"));
+    let own = TokenSpec::service(&slug)
+        .caps(&["events.event.*", "events.subscription.*", "events.delivery.*"])
+        .sign();
+    let mut wire = Wire::to(site.service()).await;
+    let mut ask = async |target: &str| {
+        let request = format!("GET {target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {own}\r\n\r\n");
+        wire.ask(request).await.expect("an answer")
+    };
+    for path in [
+        "/metrics",
+        "/api/ready",
+        "/api/health",
+        EVENTS,
+        "/api/v1/deliveries",
+        subscription.as_str(),
+    ] {
+        let plain = ask(path).await;
+        assert_eq!(plain.status, 200, "{path}: {plain:?}");
+        let absolute = ask(&format!("http://elsewhere:81{path}?x=%2f..")).await;
+        assert_eq!(
+            absolute.status, 200,
+            "the host and the query are no part of the path: {absolute:?}"
+        );
+        let (start, last) = path.rsplit_once('/').expect("a slash");
+        let (first, rest) = last.split_at(1);
+        for other in [
+            format!("/{path}"),
+            format!("{start}//{last}"),
+            format!("{path}/"),
+            format!("{path}//"),
+            format!("/.{path}"),
+            format!("{start}/./{last}"),
+            format!("{start}/x/../{last}"),
+            format!("{start}/x/%2e%2e/{last}"),
+            format!("{path}/."),
+            format!("{path}/.."),
+            format!("{start}%2f{last}"),
+            format!("{start}%2F{last}"),
+            format!("{start}/%2f{last}"),
+            format!("{start}\\{last}"),
+            format!("{start}%5c{last}"),
+            format!("{path};x=1"),
+            format!("{path};"),
+            format!("{path}%00"),
+            format!("{path}%20"),
+            format!("{path}%0a"),
+            format!("{path}%3f"),
+            format!("{path}%23"),
+            format!("{path}%"),
+            format!("{path}.json"),
+            format!("{start}/{}{rest}", first.to_uppercase()),
+            path.to_uppercase(),
+        ]
+        .iter()
+        .filter(|other| other.starts_with('/'))
+        {
+            let answer = ask(other).await;
+            assert_eq!(
+                (answer.status, answer.body["code"].as_str()),
+                (404, Some("events.not_found")),
+                "{other}: {answer:?}"
+            );
+        }
+        // A route without a parameter has no other spelling either.
+        if path != subscription {
+            let encoded = format!("{start}/%{:02x}{rest}", first.as_bytes()[0]);
+            assert_eq!(ask(&encoded).await.status, 404, "{encoded}");
+        }
+    }
+    // A parameter is decoded once, and then judged.
+    let id = text(&held, "id");
+    let (head, tail) = id.split_at(4);
+    let once = ask(&format!("/api/v1/subscriptions/%73ub_{tail}")).await;
+    assert_eq!((once.status, text(&once.body, "id")), (200, id), "{head}");
+    assert!(once.head.contains("cache-control: no-store"), "{once:?}");
+    assert_eq!(ask(&format!("/api/v1/subscriptions/%2573ub_{tail}")).await.status, 404);
 }
 
 #[tokio::test]
