@@ -14,7 +14,9 @@ use tokio_util::task::TaskTracker;
 
 use crate::domain::ids::SubscriptionId;
 use crate::domain::retry::{RetryPolicy, Schedule};
-use crate::store::{Candidate, Claim, Claimed, Outcome, Pass, Settlement, SharedStore, StoreError, answered};
+use crate::store::{
+    Candidate, Claim, Claimed, Outcome, Pass, SKIPPED_ERROR, Settlement, SharedStore, StoreError, answered,
+};
 
 use super::DeliverySettings;
 use super::agenda::{Agenda, Turn};
@@ -381,6 +383,10 @@ impl Attempt {
         let attempt = u32::try_from(self.claimed.attempt).unwrap_or(u32::MAX);
         let outcome = if self.stop.is_cancelled() || !self.life.holds(started) {
             Outcome::Unsent
+        } else if self.claimed.skipped {
+            Outcome::GivenUp {
+                error: SKIPPED_ERROR.to_owned(),
+            }
         } else if self.claimed.at_most_once && attempt > 1 {
             // The first attempt may have been received, though its result is lost.
             Outcome::GivenUp {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware::map_response;
-use axum::routing::{MethodRouter, delete, get, post, put};
+use axum::routing::{MethodRouter, delete, get, patch, post, put};
 
 use crate::domain::endpoint::HostRules;
 use crate::identity::Verifier;
@@ -50,7 +50,7 @@ pub struct Route {
 
 /// Every route under `/api/v1`, in one place so that a test can walk them all. Each handler names its capability in its
 /// arguments (`Caller<…>`), so none can forget it.
-pub const ROUTES: [Route; 17] = [
+pub const ROUTES: [Route; 19] = [
     route("GET", "/api/v1/events", || get(events::pull)),
     route("POST", "/api/v1/events", || post(publish::publish)),
     route("GET", "/api/v1/events/{id}", || get(events::by_id)),
@@ -59,6 +59,7 @@ pub const ROUTES: [Route; 17] = [
     route("GET", "/api/v1/subscriptions", || get(subscriptions::list)),
     route("POST", "/api/v1/subscriptions", || post(subscriptions::create)),
     route("GET", "/api/v1/subscriptions/{id}", || get(subscriptions::read)),
+    route("PATCH", "/api/v1/subscriptions/{id}", || patch(subscriptions::update)),
     route("POST", "/api/v1/subscriptions/{id}/enable", || {
         post(subscriptions::enable)
     }),
@@ -70,6 +71,7 @@ pub const ROUTES: [Route; 17] = [
     }),
     route("GET", "/api/v1/deliveries", || get(deliveries::list)),
     route("POST", "/api/v1/deliveries/replay", || post(deliveries::replay)),
+    route("POST", "/api/v1/deliveries/skip", || post(deliveries::skip)),
     route("GET", "/api/v1/delivery-policies", || get(policies::list)),
     route("GET", "/api/v1/delivery-policies/resolve", || get(policies::resolve)),
     route("PUT", "/api/v1/delivery-policies/{pattern}", || put(policies::put)),

@@ -16,7 +16,7 @@ use tower::{Service, service_fn};
 use tower_http::decompression::RequestDecompression;
 
 use crate::domain::json::{self, Members};
-use crate::problem::ApiError;
+use crate::problem::{ApiError, Detail};
 
 /// Time for the whole body, from the first read.
 pub(super) const BODY_DEADLINE: Duration = Duration::from_secs(30);
@@ -58,15 +58,17 @@ pub async fn read_json(request: Request<Body>, limit: usize) -> Result<String, A
 }
 
 /// Like [`read_json`], for a route that reads members by their names: one that is named twice is refused, because readers
-/// disagree on which of the two counts.
-pub(super) async fn read_members(request: Request<Body>, limit: usize) -> Result<String, ApiError> {
+/// disagree on which of the two counts. `refusal` is what the route answers to a wrong member.
+pub(super) async fn read_members(
+    request: Request<Body>,
+    limit: usize,
+    refusal: fn(Detail) -> ApiError,
+) -> Result<String, ApiError> {
     let text = read_json(request, limit).await?;
     match Members::parse(&text).as_ref().and_then(Members::repeated) {
         Some(name) => {
             let name: String = name.chars().take(NAME_CHARS_SHOWN).collect();
-            Err(ApiError::BadJson(
-                format!("the body has the member {name:?} more than once").into(),
-            ))
+            Err(refusal(format!("{name:?} appears more than once in the body").into()))
         }
         None => Ok(text),
     }

@@ -53,6 +53,8 @@ authorities! {
     ListSubscriptions: SubscriptionManage, SubscriptionList;
     /// One of them.
     ReadSubscription: SubscriptionManage, SubscriptionRead;
+    /// Changing one.
+    UpdateSubscription: SubscriptionManage, SubscriptionUpdate;
     /// Enabling or disabling one.
     ToggleSubscription: SubscriptionManage, SubscriptionToggle;
     /// A new secret.
@@ -61,6 +63,8 @@ authorities! {
     ListDeliveries: DeliveryAdmin, DeliveryList;
     /// Putting deliveries back into the queue.
     ReplayDeliveries: DeliveryAdmin, DeliveryReplay;
+    /// Ending deliveries that wait.
+    SkipDeliveries: DeliveryAdmin, DeliverySkip;
     /// Every delivery policy.
     ListPolicies: DeliveryAdmin, DeliveryPolicyList;
     /// The policy in force for a type.

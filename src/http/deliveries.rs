@@ -1,5 +1,6 @@
-//! `GET /api/v1/deliveries` and `POST /api/v1/deliveries/replay`, for operators.
+//! `/api/v1/deliveries`, for operators: the list, sending again, and ending what waits.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -13,24 +14,24 @@ use serde_json::Value;
 use crate::domain::cursor::Cursor;
 use crate::domain::ids::{EventId, SubscriptionId};
 use crate::domain::json::SAFE_INTEGER_MAX as POSITION_MAX;
-use crate::domain::time::Millis;
+use crate::domain::time::{Millis, parse_rfc3339};
 use crate::problem::ApiError;
-use crate::store::{DeliveryCounts, DeliveryFilter, DeliveryRow, ReplaySelection};
+use crate::store::{DeliveryCounts, DeliveryFilter, DeliveryRow, ReplaySelection, Skip};
 
 use super::answer::json;
 use super::api::Api;
 use super::body::read_members;
-use super::caller::{Caller, ListDeliveries, ReplayDeliveries};
+use super::caller::{Caller, ListDeliveries, ReplayDeliveries, SkipDeliveries};
 use super::query::Query;
 
-/// Bytes of a replay request: its ids, and room for how they are written.
+/// Bytes of a request to replay or skip: its ids, and room for how they are written.
 const BODY_LIMIT: usize = 256 * 1024;
 /// Deliveries on one page when the caller does not say.
 const LIMIT_DEFAULT: u64 = 100;
 /// Deliveries on one page at most.
 const LIMIT_MAX: u64 = 1000;
-/// Ids in one replay at most.
-const REPLAY_IDS_MAX: usize = 1000;
+/// Ids in one replay or skip at most.
+const IDS_MAX: usize = 1000;
 
 #[derive(Serialize)]
 struct DeliveryView {
@@ -61,6 +62,21 @@ struct ReplayView {
     /// The `cursor` to continue with; absent when nothing remains.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
+}
+
+#[derive(Serialize)]
+struct SkipView {
+    subscription_id: String,
+    /// How many are dead now that were not before.
+    skipped: usize,
+    /// What became of each event, in the order asked for, each once.
+    results: Vec<SkipResult>,
+}
+
+#[derive(Serialize)]
+struct SkipResult {
+    event_id: String,
+    result: &'static str,
 }
 
 /// The state of deliveries, by position and subscription.
@@ -124,16 +140,9 @@ pub(super) async fn replay(
     _caller: Caller<ReplayDeliveries>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body: Value = serde_json::from_str(&read_members(request, BODY_LIMIT).await?)
+    let body: Value = serde_json::from_str(&read_members(request, BODY_LIMIT, ApiError::BadRequest).await?)
         .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
-    let unknown = || ApiError::NotFound("no such subscription".into());
-    let id = body["subscription_id"]
-        .as_str()
-        .and_then(SubscriptionId::parse)
-        .ok_or_else(unknown)?;
-    if !api.store.subscription_exists(&id).await? {
-        return Err(unknown());
-    }
+    let id = existing(&api, &body).await?;
     let epoch = api.store.positions().await?.epoch;
     let selection = selection(&body, epoch)?;
     let replayed = api.store.replay(&id, &selection).await?.ok_or_else(unknown)?;
@@ -150,25 +159,91 @@ pub(super) async fn replay(
     Ok(json(StatusCode::OK, &view))
 }
 
+/// Ends deliveries of a subscription that wait, so that what waits behind them goes on.
+pub(super) async fn skip(
+    State(api): State<Arc<Api>>,
+    _caller: Caller<SkipDeliveries>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body: Value = serde_json::from_str(&read_members(request, BODY_LIMIT, ApiError::BadRequest).await?)
+        .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
+    let id = existing(&api, &body).await?;
+    let mut wanted = event_ids(&body["event_ids"])?;
+    let mut seen = HashSet::new();
+    wanted.retain(|event_id| seen.insert(*event_id));
+    // What does not look like an id cannot be stored.
+    let known: Vec<&str> = wanted
+        .iter()
+        .copied()
+        .filter(|event_id| EventId::parse(event_id).is_some())
+        .collect();
+    let found = api.store.skip(&id, &known).await?;
+    (api.wake)(std::slice::from_ref(&id));
+    let results: Vec<SkipResult> = wanted
+        .into_iter()
+        .map(|event_id| SkipResult {
+            event_id: event_id.to_owned(),
+            result: match found.get(event_id) {
+                Some(Skip::Skipped) => "skipped",
+                Some(Skip::InFlight) => "in_flight",
+                Some(Skip::Delivered) => "delivered",
+                Some(Skip::Dead) => "dead",
+                None => "not_found",
+            },
+        })
+        .collect();
+    let view = SkipView {
+        subscription_id: id.to_string(),
+        skipped: found.values().filter(|skip| **skip == Skip::Skipped).count(),
+        results,
+    };
+    Ok(json(StatusCode::OK, &view))
+}
+
+/// The subscription that a body names, whoever owns it.
+async fn existing(api: &Api, body: &Value) -> Result<SubscriptionId, ApiError> {
+    let id = body["subscription_id"].as_str().and_then(SubscriptionId::parse);
+    let id = id.ok_or_else(unknown)?;
+    if api.store.subscription_exists(&id).await? {
+        Ok(id)
+    } else {
+        Err(unknown())
+    }
+}
+
+fn unknown() -> ApiError {
+    ApiError::NotFound("no such subscription".into())
+}
+
+fn event_ids(ids: &Value) -> Result<Vec<&str>, ApiError> {
+    let bad = |detail: &'static str| ApiError::BadRequest(detail.into());
+    let ids = ids.as_array().filter(|ids| ids.len() <= IDS_MAX);
+    let ids = ids.ok_or(bad("event_ids must be an array of at most 1000 event ids"))?;
+    let texts: Option<Vec<&str>> = ids.iter().map(Value::as_str).collect();
+    texts.ok_or(bad("event_ids must hold strings only"))
+}
+
 fn selection(body: &Value, epoch: i64) -> Result<ReplaySelection, ApiError> {
     let bad = |detail: &'static str| ApiError::BadRequest(detail.into());
-    match (body.get("event_ids"), body.get("from_seq"), body.get("cursor")) {
-        (Some(ids), None, None) => {
-            let ids = ids.as_array().filter(|ids| ids.len() <= REPLAY_IDS_MAX);
-            let ids = ids.ok_or(bad("event_ids must be an array of at most 1000 event ids"))?;
-            let ids: Option<Vec<&str>> = ids.iter().map(Value::as_str).collect();
-            let ids = ids.ok_or(bad("event_ids must hold strings only"))?;
+    let member = |name: &str| body.get(name);
+    match (
+        member("event_ids"),
+        member("from_seq"),
+        member("cursor"),
+        member("since"),
+    ) {
+        (Some(ids), None, None, None) => {
             // What does not look like an id cannot be stored.
-            let known = ids.into_iter().filter(|id| EventId::parse(id).is_some());
+            let known = event_ids(ids)?.into_iter().filter(|id| EventId::parse(id).is_some());
             Ok(ReplaySelection::Events(known.map(str::to_owned).collect()))
         }
-        (None, Some(from), None) => {
+        (None, Some(from), None, None) => {
             let from = from.as_i64().filter(|from| (0..=POSITION_MAX).contains(from));
             Ok(ReplaySelection::FromPosition(
                 from.ok_or(bad("from_seq must be an integer of 0 or more"))?,
             ))
         }
-        (None, None, Some(cursor)) => {
+        (None, None, Some(cursor), None) => {
             let cursor: Option<Cursor> = cursor.as_str().and_then(|text| text.parse().ok());
             // Sending a whole log again is not what a place in another history asks for.
             let cursor = cursor.filter(|cursor| cursor.epoch == epoch).ok_or(bad(
@@ -176,7 +251,13 @@ fn selection(body: &Value, epoch: i64) -> Result<ReplaySelection, ApiError> {
             ))?;
             Ok(ReplaySelection::FromPosition(cursor.position + 1))
         }
-        _ => Err(bad("send exactly one of event_ids, from_seq and cursor")),
+        (None, None, None, Some(since)) => {
+            let since = since.as_str().and_then(parse_rfc3339);
+            Ok(ReplaySelection::Since(since.ok_or(bad(
+                "since must be an RFC 3339 date and time with a zone, such as 2026-10-21T08:15:30Z",
+            ))?))
+        }
+        _ => Err(bad("send exactly one of event_ids, from_seq, cursor and since")),
     }
 }
 

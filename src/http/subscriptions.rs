@@ -17,13 +17,14 @@ use crate::domain::signature::new_secret;
 use crate::domain::time::Millis;
 use crate::domain::topic::TopicPattern;
 use crate::problem::ApiError;
-use crate::store::{NewSubscription, Subscription, Switch};
+use crate::store::{NewSubscription, Subscription, SubscriptionChange, Switch};
 
 use super::answer::json;
 use super::api::Api;
 use super::body::{read_json, read_members};
 use super::caller::{
     Caller, CreateSubscription, ListSubscriptions, ReadSubscription, RotateSecret, ToggleSubscription,
+    UpdateSubscription,
 };
 use super::query::PathOf;
 
@@ -85,7 +86,7 @@ pub(super) async fn create(
     caller: Caller<CreateSubscription>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = read_members(request, BODY_LIMIT).await?;
+    let body = read_members(request, BODY_LIMIT, ApiError::Unprocessable).await?;
     let members = Members::parse(&body);
     let member = |name: &str| {
         members
@@ -112,14 +113,7 @@ pub(super) async fn create(
         None => new_secret(),
         Some(given) => checked_secret(given)?,
     };
-    let retry_policy = match member("retry_policy") {
-        None => None,
-        Some(given) => RetryPolicy::parse(given).map_err(|detail| ApiError::Unprocessable(detail.into()))?,
-    };
-    let retry_policy = retry_policy
-        .map(|policy| serde_json::to_string(&policy))
-        .transpose()
-        .map_err(ApiError::internal)?;
+    let retry_policy = member("retry_policy").map(retry_policy).transpose()?.flatten();
     let max_inflight = member("max_inflight").map(max_inflight).transpose()?;
     let created = api
         .store
@@ -158,6 +152,43 @@ pub(super) async fn read(
         StatusCode::OK,
         &SubscriptionView::from(found.ok_or_else(unknown)?),
     ))
+}
+
+/// Changes how it is delivered to. What it receives and where are what it is: for another pattern or endpoint another one
+/// is made; switching and secrets have routes of their own.
+pub(super) async fn update(
+    State(api): State<Arc<Api>>,
+    caller: Caller<UpdateSubscription>,
+    PathOf(id): PathOf<String>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body = read_members(request, BODY_LIMIT, ApiError::Unprocessable).await?;
+    let id = known(&id)?;
+    // Whose it is comes before what is wrong with the body.
+    api.store.subscription(&caller.slug, &id).await?.ok_or_else(unknown)?;
+    let wrong = |detail: &'static str| ApiError::Unprocessable(detail.into());
+    let members = Members::parse(&body).ok_or(wrong("the body must be an object of what is to change"))?;
+    let mut policy = None;
+    let mut inflight = None;
+    for (name, value) in members.iter() {
+        match name {
+            "retry_policy" => policy = Some(retry_policy(value.get())?),
+            "max_inflight" => inflight = Some(max_inflight_or_null(value.get())?),
+            _ => {
+                return Err(wrong(
+                    "only max_inflight and retry_policy can be changed; other routes switch a subscription and rotate its secret",
+                ));
+            }
+        }
+    }
+    let change = SubscriptionChange {
+        retry_policy: policy.as_ref().map(Option::as_deref),
+        max_inflight: inflight,
+    };
+    let updated = api.store.update_subscription(&caller.slug, &id, &change).await?;
+    let updated = updated.ok_or_else(unknown)?;
+    (api.wake)(&[id]);
+    Ok(json(StatusCode::OK, &SubscriptionView::from(updated)))
 }
 
 /// Resumes it: what is queued is due, and new events are queued again.
@@ -203,7 +234,7 @@ pub(super) async fn rotate_secret(
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = read_members(request, BODY_LIMIT).await?;
+    let body = read_members(request, BODY_LIMIT, ApiError::Unprocessable).await?;
     let id = known(&id)?;
     // Whose it is comes before what is wrong with the body.
     api.store.subscription(&caller.slug, &id).await?.ok_or_else(unknown)?;
@@ -243,6 +274,20 @@ fn checked_secret(raw: &str) -> Result<String, ApiError> {
         .ok_or(ApiError::Unprocessable(
             "secret must be a string of 32..256 characters without NUL; leave it out for a generated one".into(),
         ))
+}
+
+/// A retry policy as it is stored; `None` follows the configuration.
+fn retry_policy(raw: &str) -> Result<Option<String>, ApiError> {
+    let policy = RetryPolicy::parse(raw).map_err(|detail| ApiError::Unprocessable(detail.into()))?;
+    let stored = policy.map(|policy| serde_json::to_string(&policy)).transpose();
+    stored.map_err(ApiError::internal)
+}
+
+fn max_inflight_or_null(raw: &str) -> Result<Option<i32>, ApiError> {
+    match raw {
+        "null" => Ok(None),
+        given => max_inflight(given).map(Some),
+    }
 }
 
 fn max_inflight(raw: &str) -> Result<i32, ApiError> {

@@ -19,6 +19,8 @@ pub enum Limit {
     DeliveryList,
     /// Putting deliveries back into the queue.
     DeliveryReplay,
+    /// Ending deliveries that wait.
+    DeliverySkip,
     /// Pages of the log.
     EventPull,
     /// Publishing, by a service.
@@ -41,6 +43,8 @@ pub enum Limit {
     SubscriptionRotate,
     /// Enabling and disabling.
     SubscriptionToggle,
+    /// Changing one.
+    SubscriptionUpdate,
 }
 
 /// Requests allowed in each window.
@@ -86,7 +90,7 @@ pub struct Exceeded {
 
 impl Limit {
     /// Every limit, ordered by id.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::CheckpointRead,
         Self::CheckpointWrite,
         Self::DeliveryPolicyList,
@@ -94,6 +98,7 @@ impl Limit {
         Self::DeliveryPolicyWrite,
         Self::DeliveryList,
         Self::DeliveryReplay,
+        Self::DeliverySkip,
         Self::EventPublish,
         Self::EventPull,
         Self::EventRead,
@@ -102,6 +107,7 @@ impl Limit {
         Self::SubscriptionRead,
         Self::SubscriptionRotate,
         Self::SubscriptionToggle,
+        Self::SubscriptionUpdate,
     ];
 
     /// The name on the wire and in metrics.
@@ -111,6 +117,7 @@ impl Limit {
             Self::CheckpointWrite => "events.checkpoint.write",
             Self::DeliveryList => "events.delivery.list",
             Self::DeliveryReplay => "events.delivery.replay",
+            Self::DeliverySkip => "events.delivery.skip",
             Self::EventPublish => "events.event.publish",
             Self::DeliveryPolicyList => "events.delivery-policy.list",
             Self::DeliveryPolicyRead => "events.delivery-policy.read",
@@ -122,6 +129,7 @@ impl Limit {
             Self::SubscriptionRead => "events.subscription.read",
             Self::SubscriptionRotate => "events.subscription.rotate",
             Self::SubscriptionToggle => "events.subscription.toggle",
+            Self::SubscriptionUpdate => "events.subscription.update",
         }
     }
 
@@ -129,9 +137,12 @@ impl Limit {
     fn own(self) -> Option<Allowance> {
         let (minute, hour) = match self {
             Self::EventPublish | Self::EventPull | Self::CheckpointWrite => (600, 20_000),
-            Self::SubscriptionCreate | Self::SubscriptionToggle | Self::DeliveryPolicyWrite => (30, 300),
+            Self::SubscriptionCreate
+            | Self::SubscriptionToggle
+            | Self::SubscriptionUpdate
+            | Self::DeliveryPolicyWrite => (30, 300),
             Self::SubscriptionRotate => (10, 100),
-            Self::DeliveryReplay => (6, 60),
+            Self::DeliveryReplay | Self::DeliverySkip => (6, 60),
             Self::CheckpointRead
             | Self::DeliveryPolicyList
             | Self::DeliveryPolicyRead
@@ -282,8 +293,10 @@ mod tests {
             (Limit::CheckpointWrite, 600, 20_000),
             (Limit::SubscriptionCreate, 30, 300),
             (Limit::SubscriptionToggle, 30, 300),
+            (Limit::SubscriptionUpdate, 30, 300),
             (Limit::SubscriptionRotate, 10, 100),
             (Limit::DeliveryReplay, 6, 60),
+            (Limit::DeliverySkip, 6, 60),
             (Limit::EventRead, 3, 5),
         ] {
             assert_eq!(limits.allowance(limit), Allowance { minute, hour }, "{}", limit.id());

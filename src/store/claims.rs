@@ -61,6 +61,8 @@ pub struct Claimed {
     pub retry_policy: Option<String>,
     /// It may leave a process once only.
     pub at_most_once: bool,
+    /// An operator ended it while an attempt ran that has left no result; there is to be no other.
+    pub skipped: bool,
     /// What to send; `None` when the event is gone or cannot be read, so that it can only be given up.
     pub event: Option<StoredEvent>,
 }
@@ -183,11 +185,12 @@ impl Store {
                     claimed_generation = generation
                 FROM picked p
                 WHERE d.subscription_id = p.subscription_id AND d.seq = p.seq
-                RETURNING d.subscription_id, d.seq, d.attempt + 1 AS attempt, d.at_most_once, d.claim_id, d.priority, p.next_attempt_at
+                RETURNING d.subscription_id, d.seq, d.attempt + 1 AS attempt, d.at_most_once, d.skipped, d.claim_id, d.priority,
+                          p.next_attempt_at
             )
             SELECT s.id AS "subscription_id!", l.free AS "free!", s.consumer, s.endpoint, s.secret,
                    CASE WHEN s.previous_secret_until > now_ms() THEN s.previous_secret END AS previous_secret,
-                   s.retry_policy, c.seq AS "seq?", c.attempt AS "attempt?", c.at_most_once AS "at_most_once?", c.claim_id AS "claim_id?",
+                   s.retry_policy, c.seq AS "seq?", c.attempt AS "attempt?", c.at_most_once AS "at_most_once?", c.skipped AS "skipped?", c.claim_id AS "claim_id?",
                    c.priority AS "priority?", c.next_attempt_at AS "due_at?"
             FROM locked l
             JOIN subscriptions s ON s.id = l.id
@@ -244,6 +247,7 @@ impl Store {
                 previous_secret: row.previous_secret,
                 retry_policy: row.retry_policy,
                 at_most_once: row.at_most_once.unwrap_or_default(),
+                skipped: row.skipped.unwrap_or_default(),
                 event: event.map(|index| events[index].clone()),
             });
         }

@@ -16,6 +16,7 @@ mod publish;
 mod replay;
 mod run;
 mod settle;
+mod skip;
 mod subscriptions;
 mod view;
 mod workers;
@@ -39,7 +40,8 @@ pub use policies::StoredPolicy;
 pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent};
 pub use replay::{ReplaySelection, Replayed};
 pub use settle::{Outcome, Settlement};
-pub use subscriptions::{NewSubscription, Rotation, Subscription, Switch};
+pub use skip::{SKIPPED_ERROR, Skip};
+pub use subscriptions::{NewSubscription, Rotation, Subscription, SubscriptionChange, Switch};
 pub use view::{Subscriber, View};
 pub use workers::Heartbeat;
 

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use sqlx::PgConnection;
 
 use crate::domain::ids::SubscriptionId;
+use crate::domain::json::SAFE_INTEGER_MAX;
 use crate::domain::policy::Semantics;
+use crate::domain::time::Millis;
 use crate::domain::topic::TopicPattern;
 
 use super::counts::CountRole;
@@ -19,6 +21,11 @@ const QUEUED_MAX: i64 = 10_000;
 /// Deliveries queued by one transaction: publishing waits while it runs.
 const CHUNK: usize = 500;
 
+/// How far the database's clock may have been set back without a replay by time missing anything, in milliseconds.
+const CLOCK_BACK_MS: i64 = 10_000;
+/// Events looked at one by one to find the first of a time, once the search has come near.
+const NEAR_ROWS_MAX: i64 = 200_000;
+
 /// Which events to send again.
 #[derive(Debug, Clone)]
 pub enum ReplaySelection {
@@ -26,6 +33,11 @@ pub enum ReplaySelection {
     Events(Vec<String>),
     /// Everything from this position on that the subscription's pattern matches.
     FromPosition(i64),
+    /// Everything from the first event on that was received at or after this time, by the database's clock.
+    ///
+    /// Receive times grow with positions unless that clock is set back. Where it was, by no more than
+    /// [`CLOCK_BACK_MS`], nothing received at or after the time is left out; some that the clock then called earlier follow.
+    Since(Millis),
 }
 
 /// What a replay did.
@@ -68,6 +80,10 @@ impl Store {
         let (positions, next) = match selection {
             ReplaySelection::Events(ids) => (self.matching_ids(&mut reader, &pattern, ids).await?, None),
             ReplaySelection::FromPosition(from) => self.matching_from(&mut reader, &pattern, *from).await?,
+            ReplaySelection::Since(since) => {
+                let from = self.first_received(&mut reader, *since).await?;
+                self.matching_from(&mut reader, &pattern, from).await?
+            }
         };
         drop(reader);
         let mut queued = 0;
@@ -96,6 +112,50 @@ impl Store {
         .await?;
         let matching = rows.into_iter().filter(|row| pattern.matches(&row.event_type));
         Ok(matching.map(|row| row.seq).collect())
+    }
+
+    /// The position to begin with for what was received from `since` on. It halves the log, so its cost does not grow with
+    /// it, looking for a time somewhat earlier; from there it goes on row by row, within a bound. Where that is met, what
+    /// follows was received earlier and is sent all the same: better than to leave something out.
+    async fn first_received(&self, reader: &mut PgConnection, since: Millis) -> Result<i64, StoreError> {
+        let near = sqlx::query_scalar!(
+            r#"
+            WITH RECURSIVE search AS (
+                SELECT 0::bigint AS lo, coalesce((SELECT max(seq) FROM events), 0) + 1 AS hi
+                UNION ALL
+                SELECT CASE WHEN probe.received_at < $1 THEN probe.seq ELSE s.lo END,
+                       CASE WHEN probe.received_at < $1 THEN s.hi ELSE (s.lo + s.hi) / 2 END
+                FROM search s
+                LEFT JOIN LATERAL (
+                    SELECT e.seq, e.received_at FROM events e
+                    WHERE e.seq >= (s.lo + s.hi) / 2 AND e.seq < s.hi
+                    ORDER BY e.seq LIMIT 1
+                ) probe ON true
+                WHERE s.hi - s.lo > 1
+            )
+            SELECT min(hi) AS "near!" FROM search
+            "#,
+            since.0.saturating_sub(CLOCK_BACK_MS),
+        )
+        .fetch_one(self.run(reader))
+        .await?;
+        let first = sqlx::query_scalar!(
+            r#"
+            SELECT seq FROM (
+                SELECT seq, received_at, row_number() OVER (ORDER BY seq) AS row FROM events
+                WHERE seq >= $1 ORDER BY seq LIMIT $3
+            ) near
+            WHERE received_at >= $2 OR row = $3
+            ORDER BY seq LIMIT 1
+            "#,
+            near,
+            since.0,
+            NEAR_ROWS_MAX,
+        )
+        .fetch_optional(self.run(reader))
+        .await?;
+        // Nothing is that young: the scan from the end of the log finds nothing either.
+        Ok(first.unwrap_or(SAFE_INTEGER_MAX))
     }
 
     /// Positions from `from` on, and where to continue when there are more or the scan met its bound.
@@ -329,7 +389,7 @@ impl Store {
             LEFT JOIN unnest($3::bigint[], $4::text[], $5::boolean[]) AS n(seq, key, at_most_once) ON n.seq = e.seq
             WHERE e.seq = ANY($2)
             ON CONFLICT (subscription_id, seq) DO UPDATE
-            SET generation = d.generation + 1, updated_at = now_ms(),
+            SET generation = d.generation + 1, updated_at = now_ms(), skipped = false,
                 status = CASE WHEN d.lease_until IS NULL THEN 'pending' ELSE d.status END,
                 attempt = CASE WHEN d.lease_until IS NULL THEN 0 ELSE d.attempt END,
                 next_attempt_at = CASE WHEN d.lease_until IS NULL THEN now_ms() ELSE d.next_attempt_at END,

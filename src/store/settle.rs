@@ -7,6 +7,7 @@ use sqlx::{PgConnection, Postgres, Transaction};
 use crate::domain::ids::SubscriptionId;
 
 use super::counts::CountRole;
+use super::skip::SKIPPED_ERROR;
 use super::{DeliveryCounts, Store, StoreError};
 
 /// Characters of an error that are kept.
@@ -177,18 +178,22 @@ impl Store {
             UPDATE deliveries d
             SET status = CASE WHEN d.generation <> d.claimed_generation THEN 'pending'
                               WHEN r.outcome = 'unsent' THEN d.status
-                              WHEN r.outcome = 'given_up' THEN 'dead'
+                              WHEN r.outcome = 'given_up' OR r.outcome = 'failed' AND d.skipped THEN 'dead'
                               ELSE r.outcome END,
                 attempt = CASE WHEN d.generation <> d.claimed_generation THEN 0
                                WHEN r.outcome IN ('unsent', 'given_up') THEN d.attempt
                                ELSE d.attempt + 1 END,
-                next_attempt_at = CASE WHEN d.generation <> d.claimed_generation OR r.outcome IN ('unsent', 'failed')
+                next_attempt_at = CASE WHEN d.generation <> d.claimed_generation OR r.outcome = 'unsent'
+                                         OR r.outcome = 'failed' AND NOT d.skipped
                                        THEN now_ms() + CASE WHEN d.generation = d.claimed_generation
                                                             THEN r.wait_ms ELSE 0 END END,
                 last_status = CASE WHEN d.generation <> d.claimed_generation THEN NULL
                                    WHEN r.outcome = 'unsent' THEN d.last_status ELSE r.http_status END,
                 last_error = CASE WHEN d.generation <> d.claimed_generation THEN NULL
-                                  WHEN r.outcome = 'unsent' THEN d.last_error ELSE r.error END,
+                                  WHEN r.outcome = 'unsent' THEN d.last_error
+                                  WHEN r.outcome = 'failed' AND d.skipped
+                                  THEN left(concat_ws('; before that: ', $9::text, r.error), 500)
+                                  ELSE r.error END,
                 delivered_at = CASE WHEN d.generation = d.claimed_generation AND r.outcome = 'delivered'
                                     THEN now_ms() END,
                 lease_owner = NULL, lease_until = NULL, claim_id = NULL, updated_at = now_ms()
@@ -206,6 +211,7 @@ impl Store {
             &columns.error as &[Option<String>],
             &columns.wait_ms,
             owner,
+            SKIPPED_ERROR,
         )
         .fetch_all(self.run(&mut transaction))
         .await?;

@@ -48,6 +48,15 @@ pub struct NewSubscription<'a> {
     pub consumer_max: i64,
 }
 
+/// What is to change of a subscription; the outer `None` leaves a member as it is.
+#[derive(Debug, Default)]
+pub struct SubscriptionChange<'a> {
+    /// Its own retry rule, JSON text; the inner `None` follows the configuration.
+    pub retry_policy: Option<Option<&'a str>>,
+    /// How many it may run at a time, 1..=64; the inner `None` follows the configuration.
+    pub max_inflight: Option<Option<i32>>,
+}
+
 /// A new secret in force.
 #[derive(Debug)]
 pub struct Rotation {
@@ -183,6 +192,49 @@ impl Store {
         .await?;
         transaction.commit().await?;
         Ok(switched)
+    }
+
+    /// Changes one of a consumer's subscriptions; what stays the same leaves no trace. The next claim of any process
+    /// follows it, since claims read the subscription they have locked; this process's view is brought up to date before
+    /// the answer, so that it forgets who was at a former cap.
+    pub async fn update_subscription(
+        &self,
+        consumer: &str,
+        id: &SubscriptionId,
+        change: &SubscriptionChange<'_>,
+    ) -> Result<Option<Subscription>, StoreError> {
+        let mut transaction = self.begin().await?;
+        let updated = sqlx::query_as!(
+            Subscription,
+            r#"
+            UPDATE subscriptions
+            SET retry_policy = CASE WHEN $3 THEN $4 ELSE retry_policy END,
+                max_inflight = CASE WHEN $5 THEN $6 ELSE max_inflight END,
+                updated_at = CASE WHEN ($3 AND retry_policy IS DISTINCT FROM $4)
+                                    OR ($5 AND max_inflight IS DISTINCT FROM $6)
+                                  THEN now_ms() ELSE updated_at END
+            WHERE id = $1 AND consumer = $2
+            RETURNING id, consumer, topic_pattern, endpoint, enabled = 1 AS "enabled!", retry_policy, max_inflight, created_at,
+                      updated_at
+            "#,
+            id.as_str(),
+            consumer,
+            change.retry_policy.is_some(),
+            change.retry_policy.flatten(),
+            change.max_inflight.is_some(),
+            change.max_inflight.flatten(),
+        )
+        .fetch_optional(self.run(&mut transaction))
+        .await?;
+        let version = sqlx::query_scalar!("SELECT version FROM store_counter WHERE name = 'events'")
+            .fetch_one(self.run(&mut transaction))
+            .await?;
+        transaction.commit().await?;
+        if let Err(error) = self.refresh_view(version).await {
+            // The change stands; the next heartbeat brings the view.
+            tracing::warn!(error = %error, "the view could not be read after a change and is read again: {error}");
+        }
+        Ok(updated)
     }
 
     /// Puts a new secret in force; the former one signs beside it for `overlap_ms`, one before that no longer does.

@@ -23,7 +23,7 @@ const READ: &str = "events.event.read";
 const SUBSCRIBE: &str = "events.subscription.manage";
 
 /// What each route asks for, written down a second time so that no route can lose its guard.
-const CAPABILITIES: [(&str, &str, &str); 17] = [
+const CAPABILITIES: [(&str, &str, &str); 19] = [
     ("GET", "/api/v1/events", READ),
     ("POST", "/api/v1/events", PUBLISH),
     ("GET", "/api/v1/events/:id", READ),
@@ -32,11 +32,13 @@ const CAPABILITIES: [(&str, &str, &str); 17] = [
     ("GET", "/api/v1/subscriptions", SUBSCRIBE),
     ("POST", "/api/v1/subscriptions", SUBSCRIBE),
     ("GET", "/api/v1/subscriptions/:id", SUBSCRIBE),
+    ("PATCH", "/api/v1/subscriptions/:id", SUBSCRIBE),
     ("POST", "/api/v1/subscriptions/:id/enable", SUBSCRIBE),
     ("POST", "/api/v1/subscriptions/:id/disable", SUBSCRIBE),
     ("POST", "/api/v1/subscriptions/:id/rotate-secret", SUBSCRIBE),
     ("GET", "/api/v1/deliveries", ADMIN_CAP),
     ("POST", "/api/v1/deliveries/replay", ADMIN_CAP),
+    ("POST", "/api/v1/deliveries/skip", ADMIN_CAP),
     ("GET", "/api/v1/delivery-policies", ADMIN_CAP),
     ("GET", "/api/v1/delivery-policies/resolve", ADMIN_CAP),
     ("PUT", "/api/v1/delivery-policies/:id", ADMIN_CAP),

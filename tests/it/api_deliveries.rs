@@ -339,3 +339,162 @@ async fn replays_and_states_are_counted_as_they_change() {
     let answer = list(&site, &format!("status=dead&subscription_id={}", ids[0])).await;
     assert!(rows(&answer.body).is_empty(), "{}", answer.text);
 }
+
+#[tokio::test]
+async fn a_replay_by_time_begins_with_the_first_event_received_at_or_after_it() {
+    let site = Site::own(1, &[]).await;
+    let slug = consumer();
+    let sub = text(&site.subscribe(&slug, "live.timed.*", "replay").await, "id").to_owned();
+    // A log with holes: event n is received n seconds after 2026-10-21T08:00:00Z, several at once.
+    let start = 1_792_569_600_000_i64;
+    site.run(&format!(
+        "INSERT INTO events (id, seq, event_type, version, source, actor, subject_type, subject_id, trace_id, \
+         priority, visibility, occurred_at, received_at, payload, publisher) \
+         SELECT 'evt_' || lpad(n::text, 26, '0'), n * 5 + (n / 100) * 4294967296, \
+         CASE WHEN n % 2 = 0 THEN 'live.timed.x' ELSE 'live.other.x' END, 1, 'live', \
+         '{{\"type\":\"service\",\"id\":\"live\"}}', 't', '1', repeat('1', 32), 'low', 'internal', '2026-10-21T08:15:30Z', \
+         {start} + (n / 4) * 4000, '{{}}', 'svc:live' FROM generate_series(1, 400) n"
+    ))
+    .await;
+    for (since, queued) in [
+        ("2026-10-21T08:00:00Z", 200),
+        ("1970-01-01T00:00:00Z", 200),
+        ("0000-01-01T00:00:00Z", 200),
+        ("2026-10-21T08:00:00.001Z", 199),
+        ("2026-10-21T08:00:04Z", 199),
+        ("2026-10-21T10:00:04+02:00", 199),
+        ("2026-10-21T08:00:04.001Z", 197),
+        ("2026-10-21T08:06:36.000Z", 3),
+        ("2026-10-21T08:06:40Z", 1),
+        ("2026-10-21T08:06:40.001Z", 0),
+        ("9999-12-31T23:59:59Z", 0),
+    ] {
+        let body = json!({ "subscription_id": sub, "since": since });
+        assert_valid("events.delivery-admin-request@1", &body);
+        let answer = replay(&site, &body).await;
+        assert_eq!(answer, json!({ "subscription_id": sub, "queued": queued }), "{since}");
+    }
+    // The clock was set back by eight seconds: what it called the same time before and after is all there.
+    site.run(&format!(
+        "UPDATE events SET received_at = received_at - 8000 WHERE received_at >= {start} + 200000"
+    ))
+    .await;
+    let from = |seconds: i64| format!("2026-10-21T08:{:02}:{:02}Z", seconds / 60, seconds % 60);
+    for seconds in (180..212).step_by(4) {
+        let answer = replay(&site, &json!({ "subscription_id": sub, "since": from(seconds) })).await;
+        let first = site
+            .number(
+                "SELECT min(seq) FROM events WHERE received_at >= $1::bigint",
+                &(start + seconds * 1000).to_string(),
+            )
+            .await;
+        let wanted = site
+            .number(
+                "SELECT count(*) FROM events WHERE seq >= $1::bigint AND event_type = 'live.timed.x'",
+                &first.to_string(),
+            )
+            .await;
+        assert_eq!(answer["queued"], wanted, "{seconds} s");
+    }
+}
+
+async fn skip(site: &Site, body: &Value) -> Value {
+    assert_valid("events.delivery-skip-request@1", body);
+    let answer = site
+        .one()
+        .post(&format!("{DELIVERIES}/skip"), Some(&operator()), body)
+        .await
+        .expect(200);
+    assert_valid("events.delivery-admin-result@1", &answer);
+    answer
+}
+
+#[tokio::test]
+async fn a_skip_ends_what_waits_and_says_what_it_found_of_each() {
+    let (site, ids, _) = filled().await;
+    let events: Vec<String> = sqlx::query_scalar("SELECT id FROM events ORDER BY seq")
+        .fetch_all(&site.pool)
+        .await
+        .expect("forty events");
+    let event = |seq: usize| events[seq - 1].clone();
+    // By position: 4 is pending, 1 failed, 2 delivered, 3 dead; 8 is being sent.
+    site.run(&format!(
+        "UPDATE deliveries SET lease_until = now_ms() + 60000, lease_owner = 'w', claim_id = 1, claimed_generation = 0 \
+         WHERE subscription_id = '{}' AND seq = 8",
+        ids[0]
+    ))
+    .await;
+    let nobody = event_id();
+    let wanted = [
+        event(4),
+        event(1),
+        "\u{0}".to_owned(),
+        event(2),
+        event(3),
+        event(4),
+        event(8),
+        nobody.clone(),
+    ];
+    let answer = skip(
+        &site,
+        &json!({ "subscription_id": ids[0], "event_ids": wanted, "more": 1 }),
+    )
+    .await;
+    let result = |id: &str, result: &str| json!({ "event_id": id, "result": result });
+    assert_eq!(
+        answer,
+        json!({ "subscription_id": ids[0], "skipped": 2, "results": [
+            result(&event(4), "skipped"), result(&event(1), "skipped"), result("\u{0}", "not_found"),
+            result(&event(2), "delivered"), result(&event(3), "dead"), result(&event(8), "in_flight"),
+            result(&nobody, "not_found"),
+        ] })
+    );
+    let page = list(&site, &format!("status=dead&limit=3&subscription_id={}", ids[0]))
+        .await
+        .body;
+    let dead: Vec<_> = page["deliveries"].as_array().expect("rows").iter().collect();
+    assert_eq!(rows(&page).iter().map(|row| row.0).collect::<Vec<_>>(), [1, 3, 4]);
+    assert_eq!(
+        (
+            text(dead[0], "last_error"),
+            &dead[0]["next_attempt_at"],
+            &dead[0]["attempt"]
+        ),
+        ("skipped by an operator; before that: HTTP 503", &Value::Null, &json!(1))
+    );
+    assert_eq!(text(dead[1], "last_error"), "HTTP 503", "dead before");
+    assert_eq!(
+        page["counts"],
+        json!({ "pending": 29, "failed": 29, "delivered": 30, "dead": 32 })
+    );
+    // A second time there is nothing left to end, and another subscription was not touched.
+    let again = skip(
+        &site,
+        &json!({ "subscription_id": ids[0], "event_ids": [event(4), event(8)] }),
+    )
+    .await;
+    assert_eq!(
+        (&again["skipped"], &again["results"]),
+        (
+            &json!(0),
+            &json!([result(&event(4), "dead"), result(&event(8), "in_flight")])
+        )
+    );
+    let other = list(&site, &format!("status=dead&limit=1000&subscription_id={}", ids[1]))
+        .await
+        .body;
+    assert_eq!(rows(&other).len(), 10);
+    // A replay takes it back.
+    replay(
+        &site,
+        &json!({ "subscription_id": ids[0], "event_ids": [event(4), event(8)] }),
+    )
+    .await;
+    let skipped = site
+        .number(
+            "SELECT count(*) FROM deliveries WHERE subscription_id = $1 AND skipped",
+            &ids[0],
+        )
+        .await;
+    assert_eq!(skipped, 0);
+}

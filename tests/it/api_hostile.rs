@@ -86,6 +86,7 @@ struct Rows {
     consumer: String,
     subscription: String,
     event_type: String,
+    event: String,
 }
 
 const IGNORED: &str = r#"{"note":"ignored"}"#;
@@ -122,7 +123,7 @@ fn target(method: &'static str, path: &str, rows: &Rows) -> Target {
             [string("live.*"), "2".to_owned()],
             201,
             Some(Members {
-                repeated: BAD_JSON,
+                repeated: UNPROCESSABLE,
                 infinite: UNPROCESSABLE,
                 twenty_digits: UNPROCESSABLE,
                 ..Members::all(TOPIC)
@@ -133,10 +134,14 @@ fn target(method: &'static str, path: &str, rows: &Rows) -> Target {
             r#"{"secret":@text,"overlap_s":@number}"#,
             [string(&"s".repeat(32)), "60".to_owned()],
             200,
-            Some(Members {
-                repeated: BAD_JSON,
-                ..Members::all(UNPROCESSABLE)
-            }),
+            Some(Members::all(UNPROCESSABLE)),
+        ),
+        ("PATCH", "/api/v1/subscriptions/{id}") => target(
+            own(),
+            r#"{"retry_policy":{"max_attempts":@text},"max_inflight":@number}"#,
+            ["3".to_owned(), "3".to_owned()],
+            200,
+            Some(Members::all(UNPROCESSABLE)),
         ),
         ("POST", "/api/v1/subscriptions/{id}/enable" | "/api/v1/subscriptions/{id}/disable") => {
             target(own(), IGNORED, nothing(), 200, None)
@@ -148,7 +153,6 @@ fn target(method: &'static str, path: &str, rows: &Rows) -> Target {
             200,
             Some(Members {
                 surrogate: BAD_JSON,
-                repeated: BAD_JSON,
                 infinite: BAD_JSON,
                 ..Members::all(BAD_REQUEST)
             }),
@@ -161,8 +165,22 @@ fn target(method: &'static str, path: &str, rows: &Rows) -> Target {
             Some(Members {
                 nul: NOT_FOUND,
                 wrong_type: NOT_FOUND,
-                twenty_digits: BAD_REQUEST,
-                ..Members::all(BAD_JSON)
+                surrogate: BAD_JSON,
+                infinite: BAD_JSON,
+                ..Members::all(BAD_REQUEST)
+            }),
+        ),
+        ("POST", "/api/v1/deliveries/skip") => target(
+            operator(),
+            r#"{"event_ids":[@number],"subscription_id":@text}"#,
+            [string(&rows.subscription), string(&rows.event)],
+            200,
+            Some(Members {
+                nul: NOT_FOUND,
+                wrong_type: NOT_FOUND,
+                surrogate: BAD_JSON,
+                infinite: BAD_JSON,
+                ..Members::all(BAD_REQUEST)
             }),
         ),
         ("PUT", "/api/v1/delivery-policies/{pattern}") => target(
@@ -492,11 +510,13 @@ async fn filled() -> (Site, Rows) {
         consumer: consumer(),
         subscription: String::new(),
         event_type: unique_type("live"),
+        event: String::new(),
     };
     let held = site.subscribe(&rows.consumer, &rows.event_type, "held").await;
     rows.subscription = text(&held, "id").to_owned();
     let event = envelope("live").event_type(&rows.event_type);
     site.one().publish(&event).await.expect(201);
+    rows.event = event.id().to_owned();
     let own = TokenSpec::service(&rows.consumer).sign();
     let checkpoint = json!({ "topic": "chat.*", "cursor": "c1.0.MA" });
     site.one()

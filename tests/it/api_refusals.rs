@@ -137,6 +137,17 @@ impl Table {
         self
     }
 
+    fn skip(&mut self, body: impl ToString) -> &mut Self {
+        self.add("POST", format!("{DELIVERIES}/skip"), Some(operator()), body);
+        self
+    }
+
+    fn update(&mut self, body: impl ToString) -> &mut Self {
+        let path = format!("{SUBSCRIPTIONS}/{}", self.subscription);
+        self.add("PATCH", path, Some(TokenSpec::service(&self.consumer).sign()), body);
+        self
+    }
+
     fn rotate(&mut self, body: impl ToString) -> &mut Self {
         let path = format!("{SUBSCRIPTIONS}/{}/rotate-secret", self.subscription);
         self.add("POST", path, Some(TokenSpec::service(&self.consumer).sign()), body);
@@ -190,6 +201,8 @@ fn requests(table: &mut Table) {
         table.checkpoint(text).refused(400, "events.bad_json", "");
         table.replay(text).refused(400, "events.bad_json", "");
         table.rotate(text).refused(400, "events.bad_json", "");
+        table.skip(text).refused(400, "events.bad_json", "");
+        table.update(text).refused(400, "events.bad_json", "");
     }
     let deep = format!("{{\"payload\":{}{}}}", "[".repeat(200), "]".repeat(200));
     table.publish(deep).refused(400, "events.bad_json", "128");
@@ -607,9 +620,37 @@ fn subscriptions(table: &mut Table) {
         (json!({ "backoff_ms": 1000 }), "backoff_ms"),
     ] {
         table
-            .subscribe(|body| body["retry_policy"] = policy)
+            .subscribe(|body| body["retry_policy"] = policy.clone())
+            .refused(422, "events.bad_request", names);
+        table
+            .update(json!({ "retry_policy": policy }))
             .refused(422, "events.bad_request", names);
     }
+    for inflight in [json!(0), json!(65), json!(-1), json!(1.5), json!("4"), json!([1])] {
+        table.subscribe(|body| body["max_inflight"] = inflight.clone()).refused(
+            422,
+            "events.bad_request",
+            "max_inflight",
+        );
+        table
+            .update(json!({ "max_inflight": inflight }))
+            .refused(422, "events.bad_request", "max_inflight");
+    }
+    for body in [
+        json!({ "endpoint": endpoint("other") }),
+        json!({ "topic_pattern": "live.*" }),
+        json!({ "enabled": false }),
+        json!({ "secret": "x".repeat(40), "max_inflight": 2 }),
+        json!({ "max_inflight": 2, "maxInflight": 2 }),
+    ] {
+        table
+            .update(body)
+            .refused(422, "events.bad_request", "only max_inflight and retry_policy");
+    }
+    table
+        .update(r#"{"max_inflight":2,"max_inflight":3}"#)
+        .refused(422, "events.bad_request", "more than once");
+    table.update("[]").refused(422, "events.bad_request", "object");
     for overlap in [
         json!(-1),
         json!(604_801),
@@ -643,6 +684,9 @@ fn subscriptions(table: &mut Table) {
         table
             .read(&format!("{SUBSCRIPTIONS}/{id}"))
             .refused(404, "events.not_found", "");
+        let token = TokenSpec::service(&table.consumer).sign();
+        table.add("PATCH", format!("{SUBSCRIPTIONS}/{id}"), Some(token), json!({ "x": 5 }));
+        table.refused(404, "events.not_found", "");
         for action in ["enable", "disable", "rotate-secret"] {
             let token = TokenSpec::service(&table.consumer).sign();
             table.add(
@@ -682,7 +726,10 @@ fn deliveries(table: &mut Table) {
         json!({ "subscription_id": id("sub") }),
         json!({ "subscription_id": 5, "from_seq": 0 }),
     ] {
-        table.replay(body).refused(404, "events.not_found", "subscription");
+        table
+            .replay(body.clone())
+            .refused(404, "events.not_found", "subscription");
+        table.skip(body).refused(404, "events.not_found", "subscription");
     }
     table
         .replay(json!({ "subscription_id": id("sub"), "from_seq": -1 }))
@@ -717,8 +764,31 @@ fn deliveries(table: &mut Table) {
             json!({ "subscription_id": id, "event_ids": vec!["evt_x"; 1001] }),
             "1000",
         ),
+        (json!({ "subscription_id": id, "since": 5 }), "since"),
+        (json!({ "subscription_id": id, "since": "yesterday" }), "since"),
+        (json!({ "subscription_id": id, "since": "2026-10-21" }), "since"),
+        (
+            json!({ "subscription_id": id, "since": "2026-10-21T08:15:30" }),
+            "since",
+        ),
+        (
+            json!({ "subscription_id": id, "since": "2026-10-21T08:15:30Z", "from_seq": 0 }),
+            "exactly one",
+        ),
     ] {
         table.replay(body).refused(400, "events.bad_request", names);
+    }
+    for (body, names) in [
+        (json!({ "subscription_id": id }), "event_ids"),
+        (json!({ "subscription_id": id, "event_ids": null }), "event_ids"),
+        (json!({ "subscription_id": id, "event_ids": "evt_x" }), "event_ids"),
+        (json!({ "subscription_id": id, "event_ids": [1] }), "event_ids"),
+        (
+            json!({ "subscription_id": id, "event_ids": vec!["evt_x"; 1001] }),
+            "1000",
+        ),
+    ] {
+        table.skip(body).refused(400, "events.bad_request", names);
     }
 }
 

@@ -272,6 +272,8 @@ async fn a_subscription_of_another_consumer_looks_like_one_that_does_not_exist()
     let (theirs, none) = (text(&view, "id").to_owned(), id("sub"));
     for (method, action, body) in [
         ("GET", "", ""),
+        ("PATCH", "", r#"{"max_inflight":4}"#),
+        ("PATCH", "", r#"{"max_inflight":400}"#),
         ("POST", "/enable", "{}"),
         ("POST", "/disable", "{}"),
         ("POST", "/rotate-secret", "{}"),
@@ -339,6 +341,79 @@ async fn switching_is_idempotent_and_seen_by_every_process() {
         assert_eq!(view["enabled"], enabled, "{action}");
         assert_eq!(get(site.two(), &slug, &format!("/{id}")).await.expect(200), view);
     }
+}
+
+#[tokio::test]
+async fn a_change_of_how_it_is_delivered_to_is_shown_whole_and_undone_by_null() {
+    let site = Site::shared().await;
+    let slug = consumer();
+    let made = site.subscribe(&slug, "live.*", "update").await;
+    let id = text(&made, "id");
+    let token = site.one().service_token(&slug);
+    let path = format!("{SUBSCRIPTIONS}/{id}");
+    let policy = json!({ "max_attempts": 3, "backoff_ms": [10] });
+    for (body, inflight, retry_policy) in [
+        (json!({ "max_inflight": 64 }), json!(64), Value::Null),
+        (json!({ "retry_policy": policy }), json!(64), policy.clone()),
+        (json!({}), json!(64), policy.clone()),
+        (json!({ "max_inflight": null }), Value::Null, policy.clone()),
+        (json!({ "max_inflight": 1, "retry_policy": {} }), json!(1), Value::Null),
+        (
+            json!({ "retry_policy": policy, "max_inflight": 2 }),
+            json!(2),
+            policy.clone(),
+        ),
+        (
+            json!({ "retry_policy": null, "max_inflight": null }),
+            Value::Null,
+            Value::Null,
+        ),
+    ] {
+        assert_valid("events.subscription-update-request@1", &body);
+        let answer = send(site.one(), "PATCH", &path, Some(&token), body.to_string()).await;
+        assert_eq!(answer.header("cache-control"), "no-store");
+        assert!(!answer.text.contains("secret"), "{}", answer.text);
+        let view = answer.expect(200);
+        assert_valid("events.subscription@1", &view);
+        assert_eq!(view["retry_policy"], retry_policy, "{body}");
+        assert_eq!(view.get("max_inflight").unwrap_or(&Value::Null), &inflight, "{body}");
+        for kept in ["topic_pattern", "endpoint", "enabled", "created_at"] {
+            assert_eq!(view[kept], made[kept], "{body}");
+        }
+        assert_eq!(get(site.two(), &slug, &format!("/{id}")).await.expect(200), view);
+        // The same again is no change.
+        let again = send(site.two(), "PATCH", &path, Some(&token), body.to_string()).await;
+        assert_eq!(again.expect(200), view, "{body}");
+    }
+    let view = get(site.one(), &slug, &format!("/{id}")).await.expect(200);
+    assert!(time_of(&view, "updated_at") > time_of(&made, "updated_at"));
+    // A caller need not send a body at all.
+    let request = site.one().request(reqwest::Method::PATCH, &path, Some(&token));
+    assert_eq!(site.one().send(request).await.expect(200), view);
+}
+
+#[tokio::test]
+async fn simultaneous_rotations_leave_two_secrets_that_were_shown_and_no_older_one() {
+    let site = Site::shared().await;
+    let slug = consumer();
+    let made = site.subscribe(&slug, "live.*", "rotate-at-once").await;
+    let id = text(&made, "id").to_owned();
+    let rotations = (0..8).map(|n| {
+        let client = if n % 2 == 0 { site.one() } else { site.two() };
+        let (slug, id) = (slug.clone(), id.clone());
+        async move { act(client, &slug, &id, "rotate-secret", &json!({})).await.expect(200) }
+    });
+    let views = join_all(rotations).await;
+    let shown: BTreeSet<&str> = views.iter().map(|view| text(view, "secret")).collect();
+    assert_eq!(shown.len(), 8);
+    let (secret, previous): (String, Option<String>) =
+        sqlx::query_as("SELECT secret, previous_secret FROM subscriptions WHERE id = $1")
+            .bind(&id)
+            .fetch_one(&site.pool)
+            .await
+            .expect("the subscription");
+    let previous = previous.expect("a former secret within its overlap");
+    assert!(secret != previous && shown.contains(secret.as_str()) && shown.contains(previous.as_str()));
 }
 
 #[tokio::test]

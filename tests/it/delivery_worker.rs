@@ -9,7 +9,7 @@ use std::{
 use openvibe_events::{
     delivery::{self, DeliverySettings, Vitals, Wake},
     domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, time::Millis},
-    store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Store},
+    store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Store, SubscriptionChange},
     tls::{Authorities, Trust},
 };
 use serde_json::json;
@@ -533,6 +533,41 @@ async fn a_consumer_that_hangs_holds_half_of_the_slots_at_most() {
     let state = process.vitals.read();
     assert_eq!((state.inflight, state.busy_subscriptions), (2, 2));
     world.receiver.release();
+}
+
+#[tokio::test]
+async fn a_cap_that_was_raised_elsewhere_is_used_within_moments_and_a_lowered_one_at_once() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |_| Answer::hang(204));
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let mut patient = settings();
+    patient.poll_interval = Duration::from_secs(60);
+    let process = Process::start(world.database.url(), patient).await;
+    world.publish(6, &[&id]).await;
+    process.wake.subscriptions([id.clone()]);
+    world.receiver.wait_calls(1, SOON).await;
+    let cap = async |cap| {
+        let change = SubscriptionChange {
+            max_inflight: Some(cap),
+            ..SubscriptionChange::default()
+        };
+        let changed = world.store.update_subscription("chat", &id, &change).await;
+        assert!(changed.expect("a change").is_some());
+    };
+    cap(Some(3)).await;
+    world.receiver.wait_calls(3, Duration::from_secs(3)).await;
+    cap(None).await;
+    world
+        .receiver
+        .answer_with("/hook", |_| Answer::status(204).after(Duration::from_millis(50)));
+    world.receiver.release();
+    world.all(&id, "delivered").await;
+    assert_eq!(world.receiver.peak("/hook"), 3);
+    let last: Vec<Instant> = world.receiver.calls()[3..].iter().map(|call| call.arrived).collect();
+    let apart = last
+        .windows(2)
+        .all(|pair| pair[1] - pair[0] >= Duration::from_millis(50));
+    assert!(apart, "one at a time again: {last:?}");
 }
 
 #[tokio::test]

@@ -32,4 +32,5 @@ mod store_pooler;
 mod store_publish;
 mod store_pulls;
 mod store_replay;
+mod store_skip;
 mod support;
