@@ -20,6 +20,7 @@ mod vitals;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use tokio::net::TcpListener;
@@ -27,8 +28,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use config::{Config, Database};
+use config::{Config, Database, SecretKey};
 use delivery::{Delivery, DeliverySettings};
+use domain::seal::Sealer;
 use http::api::Api;
 use http::health::{Readiness, SERVICE};
 use http::room::Rooms;
@@ -42,6 +44,13 @@ use vitals::AppVitals;
 const AUDIENCE: &str = "openvibe.events";
 /// How deliveries name their sender; receivers may match on it.
 const USER_AGENT: &str = "OpenVibe.Events/0.1";
+
+/// Between two batches of secrets that are sealed anew.
+const RESEAL_PAUSE: Duration = Duration::from_millis(100);
+/// How soon sealing anew is tried again when the database failed.
+const RESEAL_RETRY: Duration = Duration::from_secs(5);
+/// How often secrets are looked through that another process may have stored otherwise.
+const RESEAL_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Why the service could not start or ended by itself.
 #[derive(Debug, thiserror::Error)]
@@ -92,8 +101,11 @@ impl App {
     pub async fn start(config: &Config, database: &Database) -> Result<Self, AppError> {
         let addresses = Addresses::parse(database.url.expose(), database.direct_url.expose())?;
         store::migrate(&addresses).await?;
-        let store: SharedStore = Arc::new(Store::connect(addresses).await?);
-        tracing::warn!("{}", config.delivery.secrets_warning());
+        let sealer = Sealer::new(config.delivery.secret_keys.iter().map(SecretKey::expose));
+        let store: SharedStore = Arc::new(Store::connect(addresses).await?.sealing_with(sealer));
+        if let Some(warning) = config.delivery.secrets_warning() {
+            tracing::warn!("{warning}");
+        }
 
         let stop_background = CancellationToken::new();
         let trust = tls::Trust::load(&config.authorities);
@@ -195,6 +207,10 @@ impl App {
     pub async fn serve(self, stop: CancellationToken) -> Result<(), AppError> {
         let stop_background = self.stop_background;
         self.tasks.spawn({
+            let (store, stop) = (Arc::clone(&self.store), stop_background.clone());
+            async move { stop.run_until_cancelled(keep_sealed(store)).await }
+        });
+        self.tasks.spawn({
             let stop = stop.clone();
             async move {
                 stop.cancelled().await;
@@ -216,6 +232,36 @@ impl App {
         self.tasks.wait().await;
         self.store.close().await;
         served
+    }
+}
+
+/// Seals with the newest key what is stored otherwise, a few at a time; now and then again, for what a process with other
+/// keys has stored meanwhile.
+async fn keep_sealed(store: SharedStore) {
+    loop {
+        let (mut after, mut sealed, mut unopened) = (String::new(), 0, Vec::new());
+        let failed = loop {
+            match store::answered(store.reseal(&after)).await {
+                Ok(done) => {
+                    sealed += done.sealed;
+                    unopened.extend(done.unopened);
+                    let Some(next) = done.next else { break false };
+                    after = next;
+                    tokio::time::sleep(RESEAL_PAUSE).await;
+                }
+                Err(error) => {
+                    tracing::warn!(error = %error, "signing secrets could not be sealed anew yet: {error}");
+                    break true;
+                }
+            }
+        };
+        if sealed > 0 {
+            tracing::info!("the signing secrets of {sealed} subscriptions are sealed with the newest key");
+        }
+        if !unopened.is_empty() {
+            tracing::error!("EVENTS_SECRET_KEY holds no key for the signing secrets of {unopened:?}");
+        }
+        tokio::time::sleep(if failed { RESEAL_RETRY } else { RESEAL_INTERVAL }).await;
     }
 }
 

@@ -128,7 +128,7 @@ pub struct Delivery {
     pub max_subscriptions: u32,
     /// Hosts services may be delivered to. `EVENTS_ENDPOINT_HOSTS`; default `127.0.0.1,*.openvibe.*`.
     pub endpoint_hosts: HostRules,
-    /// Keys that seal webhook secrets, newest first; read and not used by this version. `EVENTS_SECRET_KEY`.
+    /// Keys that seal webhook secrets, newest first; none stores them as they are given. `EVENTS_SECRET_KEY`.
     pub secret_keys: Vec<SecretKey>,
 }
 

@@ -203,10 +203,11 @@ pub const SECTIONS: &[Section] = &[
             ),
             unset(
                 "EVENTS_SECRET_KEY",
-                "Keys that seal webhook secrets at rest: 32 bytes in base64 each, comma separated, newest first.",
+                "Keys that seal webhook secrets at rest: 32 bytes in base64 each, comma separated, newest first. All open, the \
+                 first one seals. To rotate: add the new key behind the old one everywhere, then put it in front, then drop \
+                 the old one. Unset: secrets are stored as they are given.",
             )
-            .secret()
-            .later(),
+            .secret(),
         ],
     },
     Section {

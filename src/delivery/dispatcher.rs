@@ -40,6 +40,8 @@ const POLL_CHUNK: usize = 500;
 /// Subscriptions that one claim considers: enough of them that the most urgent of many win, few enough that locking
 /// them costs little.
 const CANDIDATES: std::ops::RangeInclusive<usize> = 64..=500;
+/// How soon a delivery that nothing could sign is looked at again, and its subscription with it.
+const UNSIGNED_AGAIN_AFTER: Duration = Duration::from_secs(30);
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
@@ -67,6 +69,8 @@ struct Memory {
     /// Enabled subscriptions with their consumers, as of `version`.
     known: HashMap<SubscriptionId, Arc<str>>,
     version: i64,
+    /// Subscriptions whose deliveries nothing can sign, until when they are left alone.
+    unsigned: HashMap<SubscriptionId, Instant>,
     /// What a poll has not asked about yet.
     unpolled: VecDeque<SubscriptionId>,
     poll_at: Instant,
@@ -83,6 +87,7 @@ impl Memory {
             frontiers: Frontiers::default(),
             known: HashMap::new(),
             version: -1,
+            unsigned: HashMap::new(),
             unpolled: VecDeque::new(),
             poll_at: now,
             sweep_at: now + SWEEP_INTERVAL,
@@ -95,6 +100,7 @@ impl Memory {
     fn sweep(&mut self, now: Instant) {
         self.frontiers.sweep();
         self.agenda.open_all();
+        self.unsigned.clear();
         self.sweep_at = now + SWEEP_INTERVAL;
         self.poll_at = now;
     }
@@ -225,11 +231,12 @@ impl Dispatcher {
         if room == 0 {
             return false;
         }
-        let known = &memory.known;
+        let (known, unsigned, now) = (&memory.known, &memory.unsigned, Instant::now());
         let most = (room * 4).clamp(*CANDIDATES.start(), *CANDIDATES.end());
         let chosen = memory.agenda.choose(most, |id, full| match known.get(id) {
             None => Turn::Drop,
             Some(_) if full && self.shares.runs(id) => Turn::Drop,
+            Some(_) if unsigned.get(id).is_some_and(|until| *until > now) => Turn::Drop,
             Some(consumer) if self.shares.consumer_room(consumer) == 0 => Turn::Wait,
             Some(_) => Turn::Take,
         });
@@ -260,6 +267,7 @@ impl Dispatcher {
             Ok(pass) => {
                 memory.backoff = BACKOFF_FIRST;
                 self.note(memory, &candidates, &pass, room);
+                Self::leave_unsigned(memory, &pass);
                 let version = pass.version;
                 self.start(pass, Instant::now() + lease);
                 if version != memory.version
@@ -290,6 +298,19 @@ impl Dispatcher {
             biased;
             answer = answered(asked) => Some(answer),
             () = self.life.lost.cancelled() => None,
+        }
+    }
+
+    /// Leaves subscriptions alone for a while whose secrets no key opens: each look at a long queue would be for nothing.
+    fn leave_unsigned(memory: &mut Memory, pass: &Pass) {
+        for claimed in &pass.claimed {
+            if let Err(unopened) = &claimed.secrets {
+                let (id, until) = (&claimed.subscription_id, Instant::now() + UNSIGNED_AGAIN_AFTER);
+                if memory.unsigned.insert(id.clone(), until).is_none() {
+                    tracing::error!(subscription_id = %id, "nothing is sent to {id}: {unopened}");
+                }
+                memory.agenda.want_at(until, id.clone());
+            }
         }
     }
 
@@ -398,8 +419,14 @@ impl Attempt {
             Outcome::GivenUp {
                 error: "the attempts are used up; the last ones were cut short".to_owned(),
             }
-        } else if let Some(event) = &self.claimed.event {
-            let sending = AssertUnwindSafe(self.sender.send(&self.claimed, event, &self.interrupt)).catch_unwind();
+        } else if let Err(unopened) = &self.claimed.secrets {
+            Outcome::Held {
+                error: unopened.to_string(),
+                wait_ms: i64::try_from(UNSIGNED_AGAIN_AFTER.as_millis()).unwrap_or(i64::MAX),
+            }
+        } else if let (Some(event), Ok(secrets)) = (&self.claimed.event, &self.claimed.secrets) {
+            let sending = self.sender.send(&self.claimed, secrets, event, &self.interrupt);
+            let sending = AssertUnwindSafe(sending).catch_unwind();
             let ended = tokio::select! {
                 biased;
                 ended = sending => ended,
@@ -450,10 +477,11 @@ impl Attempt {
     }
 }
 
-/// What may leave once only is never tried again.
+/// What may leave once only is never tried again once it may have left.
 fn once(at_most_once: bool, outcome: Outcome) -> Outcome {
     match outcome {
         Outcome::Retry { status, error, .. } if at_most_once => Outcome::Dead { status, error },
+        Outcome::Held { error, .. } if at_most_once => Outcome::Dead { status: None, error },
         outcome => outcome,
     }
 }

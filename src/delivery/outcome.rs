@@ -42,10 +42,10 @@ pub(super) fn judge(ended: Ended, attempt: u32, schedule: &Schedule, random01: f
         }
         Ended::Failed(error) => (None, error, None),
         Ended::Refused(error) => return Outcome::Dead { status: None, error },
-        // It may have left, so it counts; but a stop never makes a delivery dead.
+        // A stop is ours, so it costs the delivery none of its attempts, although this one may have left the process. A
+        // crash is not told apart from a receiver that brings the process down; that attempt counts, when its claim is lost.
         Ended::Interrupted => {
-            return Outcome::Retry {
-                status: None,
+            return Outcome::Held {
                 error: "the sender stopped before the answer came".to_owned(),
                 wait_ms: 0,
             };
@@ -136,9 +136,9 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_never_makes_a_delivery_dead() {
+    fn a_stop_costs_no_attempt() {
         let outcome = judge(Ended::Interrupted, 3, &schedule(), 0.0);
-        assert!(matches!(outcome, Outcome::Retry { wait_ms: 0, .. }));
+        assert!(matches!(outcome, Outcome::Held { wait_ms: 0, .. }));
     }
 
     #[test]

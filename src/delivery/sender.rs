@@ -8,10 +8,11 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::endpoint::HostRules;
+use crate::domain::seal::SigningSecret;
 use crate::domain::signature::header_v2;
 use crate::domain::time::Millis;
 use crate::domain::trace::Traceparent;
-use crate::store::{Claimed, StoredEvent};
+use crate::store::{Claimed, Secrets, StoredEvent};
 
 use super::DeliverySettings;
 use super::outcome::{Ended, retry_after};
@@ -60,7 +61,13 @@ impl Sender {
     }
 
     /// Makes one attempt. It ends early, without a result, when `interrupt` is cancelled before the answer came.
-    pub(super) async fn send(&self, claimed: &Claimed, event: &StoredEvent, interrupt: &CancellationToken) -> Ended {
+    pub(super) async fn send(
+        &self,
+        claimed: &Claimed,
+        secrets: &Secrets,
+        event: &StoredEvent,
+        interrupt: &CancellationToken,
+    ) -> Ended {
         let url = match self.hosts.check(&claimed.endpoint) {
             Ok(url) => url,
             Err(fault) => return Ended::Refused(fault.to_string()),
@@ -71,7 +78,7 @@ impl Sender {
         let request = self
             .client
             .post(url)
-            .headers(self.headers(claimed, event, unix_s, &body))
+            .headers(self.headers(claimed, secrets, event, unix_s, &body))
             .body(body);
         let answer = tokio::select! {
             biased;
@@ -97,9 +104,17 @@ impl Sender {
         Ended::Answered { status, retry_after }
     }
 
-    fn headers(&self, claimed: &Claimed, event: &StoredEvent, unix_s: i64, body: &[u8]) -> HeaderMap {
-        let secrets: Vec<&str> = std::iter::once(claimed.secret.as_str())
-            .chain(claimed.previous_secret.as_deref())
+    fn headers(
+        &self,
+        claimed: &Claimed,
+        secrets: &Secrets,
+        event: &StoredEvent,
+        unix_s: i64,
+        body: &[u8],
+    ) -> HeaderMap {
+        let secrets: Vec<&str> = std::iter::once(&secrets.current)
+            .chain(&secrets.previous)
+            .map(SigningSecret::expose)
             .collect();
         let trace = Traceparent::of_trace(&event.envelope.trace_id).to_string();
         let mut headers = HeaderMap::with_capacity(12);

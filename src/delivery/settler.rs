@@ -153,6 +153,11 @@ fn recorded(results: impl IntoIterator<Item = Finished>, lost: &HashSet<i64>, wa
                         .ok()
                         .map(|wait_ms| now + Duration::from_millis(wait_ms));
                 }
+                Outcome::Held { wait_ms, .. } => {
+                    due_at = u64::try_from(*wait_ms)
+                        .ok()
+                        .map(|wait_ms| now + Duration::from_millis(wait_ms));
+                }
                 Outcome::Dead { .. } | Outcome::GivenUp { .. } => telemetry::delivery_attempt(AttemptOutcome::Dead),
                 Outcome::Unsent => {}
             }

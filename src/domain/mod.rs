@@ -9,6 +9,7 @@ pub mod ids;
 pub mod json;
 pub mod policy;
 pub mod retry;
+pub mod seal;
 pub mod signature;
 pub mod sources;
 pub mod time;

@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 use crate::domain::ids::SubscriptionId;
 use crate::domain::json::Members;
 use crate::domain::retry::RetryPolicy;
+use crate::domain::seal::looks_sealed;
 use crate::domain::signature::new_secret;
 use crate::domain::time::Millis;
 use crate::domain::topic::TopicPattern;
@@ -270,9 +271,13 @@ fn text(raw: &str) -> Option<String> {
 
 fn checked_secret(raw: &str) -> Result<String, ApiError> {
     text(raw)
-        .filter(|secret| (32..=256).contains(&secret.chars().count()) && !secret.contains('\0'))
+        .filter(|secret| {
+            (32..=256).contains(&secret.chars().count()) && !secret.contains('\0') && !looks_sealed(secret)
+        })
         .ok_or(ApiError::Unprocessable(
-            "secret must be a string of 32..256 characters without NUL; leave it out for a generated one".into(),
+            "secret must be a string of 32..256 characters without NUL that does not begin with sealed:1:; leave it out for \
+             a generated one"
+                .into(),
         ))
 }
 

@@ -1,9 +1,10 @@
 //! Taking the right to send: two statements in one transaction, and giving up the claims of the dead.
 
 use crate::domain::ids::SubscriptionId;
+use crate::domain::seal::Unopened;
 use crate::domain::time::Millis;
 
-use super::{Store, StoreError, StoredEvent};
+use super::{Secrets, Store, StoreError, StoredEvent};
 
 /// What is on record of an attempt whose claim was lost.
 const LOST_ERROR: &str = "no result: the process that was sending died, or held the claim for too long";
@@ -53,10 +54,8 @@ pub struct Claimed {
     pub due_at: Millis,
     /// Where to send it.
     pub endpoint: String,
-    /// The secret that signs.
-    pub secret: String,
-    /// The former secret, while it signs as well.
-    pub previous_secret: Option<String>,
+    /// What signs; without it nothing may be sent.
+    pub secrets: Result<Secrets, Unopened>,
     /// The subscription's own retry rule, as stored.
     pub retry_policy: Option<String>,
     /// It may leave a process once only.
@@ -243,8 +242,7 @@ impl Store {
                 priority,
                 due_at: Millis(due_at),
                 endpoint: row.endpoint,
-                secret: row.secret,
-                previous_secret: row.previous_secret,
+                secrets: self.open_secrets(&row.subscription_id, &row.secret, row.previous_secret.as_deref()),
                 retry_policy: row.retry_policy,
                 at_most_once: row.at_most_once.unwrap_or_default(),
                 skipped: row.skipped.unwrap_or_default(),

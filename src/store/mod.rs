@@ -15,6 +15,7 @@ mod policies;
 mod publish;
 mod replay;
 mod run;
+mod seal;
 mod settle;
 mod skip;
 mod subscriptions;
@@ -29,6 +30,8 @@ use arc_swap::ArcSwap;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{Connection, Postgres, Transaction};
 
+use crate::domain::seal::Sealer;
+
 pub use crate::domain::deliveries::DeliveryCounts;
 pub use checkpoints::Checkpoint;
 pub use claims::{Candidate, Claim, Claimed, Pass};
@@ -39,6 +42,7 @@ pub use migrate::migrate;
 pub use policies::StoredPolicy;
 pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent};
 pub use replay::{ReplaySelection, Replayed};
+pub use seal::{Resealed, Secrets};
 pub use settle::{Outcome, Settlement};
 pub use skip::{SKIPPED_ERROR, Skip};
 pub use subscriptions::{NewSubscription, Rotation, Subscription, SubscriptionChange, Switch};
@@ -137,6 +141,8 @@ pub struct Store {
     /// Statements are named and kept, unless a pooler could hand a later one to another server connection.
     named: bool,
     view: ArcSwap<View>,
+    /// Seals and opens signing secrets.
+    sealer: Sealer,
     /// This process in `delivery_counts`; a name, not an identity that anything depends on.
     counts_owner: String,
 }
@@ -175,10 +181,16 @@ impl Store {
             direct: addresses.direct,
             named: !addresses.behind_pooler,
             view: ArcSwap::from_pointee(View::default()),
+            sealer: Sealer::default(),
             counts_owner: hex::encode(rand::random::<[u8; 8]>()),
         };
         store.reload_view().await?;
         Ok(store)
+    }
+
+    /// The same store with keys for signing secrets; without any they are stored as they are given.
+    pub fn sealing_with(self, sealer: Sealer) -> Self {
+        Self { sealer, ..self }
     }
 
     /// A round trip to the database.

@@ -45,6 +45,13 @@ pub enum Outcome {
         /// Why.
         error: String,
     },
+    /// Says nothing of the receiver: due again after the wait, and not counted as an attempt.
+    Held {
+        /// What stands in its way.
+        error: String,
+        /// The wait from now, milliseconds.
+        wait_ms: i64,
+    },
     /// Never left the process: due again at once, and not counted as an attempt.
     Unsent,
 }
@@ -178,20 +185,21 @@ impl Store {
             UPDATE deliveries d
             SET status = CASE WHEN d.generation <> d.claimed_generation THEN 'pending'
                               WHEN r.outcome = 'unsent' THEN d.status
-                              WHEN r.outcome = 'given_up' OR r.outcome = 'failed' AND d.skipped THEN 'dead'
+                              WHEN r.outcome = 'given_up' OR r.outcome IN ('failed', 'held') AND d.skipped THEN 'dead'
+                              WHEN r.outcome = 'held' THEN 'failed'
                               ELSE r.outcome END,
                 attempt = CASE WHEN d.generation <> d.claimed_generation THEN 0
-                               WHEN r.outcome IN ('unsent', 'given_up') THEN d.attempt
+                               WHEN r.outcome IN ('unsent', 'given_up', 'held') THEN d.attempt
                                ELSE d.attempt + 1 END,
                 next_attempt_at = CASE WHEN d.generation <> d.claimed_generation OR r.outcome = 'unsent'
-                                         OR r.outcome = 'failed' AND NOT d.skipped
+                                         OR r.outcome IN ('failed', 'held') AND NOT d.skipped
                                        THEN now_ms() + CASE WHEN d.generation = d.claimed_generation
                                                             THEN r.wait_ms ELSE 0 END END,
                 last_status = CASE WHEN d.generation <> d.claimed_generation THEN NULL
-                                   WHEN r.outcome = 'unsent' THEN d.last_status ELSE r.http_status END,
+                                   WHEN r.outcome IN ('unsent', 'held') THEN d.last_status ELSE r.http_status END,
                 last_error = CASE WHEN d.generation <> d.claimed_generation THEN NULL
                                   WHEN r.outcome = 'unsent' THEN d.last_error
-                                  WHEN r.outcome = 'failed' AND d.skipped
+                                  WHEN r.outcome IN ('failed', 'held') AND d.skipped
                                   THEN left(concat_ws('; before that: ', $9::text, r.error), 500)
                                   ELSE r.error END,
                 delivered_at = CASE WHEN d.generation = d.claimed_generation AND r.outcome = 'delivered'
@@ -305,6 +313,7 @@ impl<'a> ResultColumns<'a> {
                 Outcome::Retry { status, error, wait_ms } => ("failed", *status, Some(error), *wait_ms),
                 Outcome::Dead { status, error } => ("dead", *status, Some(error), 0),
                 Outcome::GivenUp { error } => ("given_up", None, Some(error), 0),
+                Outcome::Held { error, wait_ms } => ("held", None, Some(error), *wait_ms),
                 Outcome::Unsent => ("unsent", None, None, 0),
             };
             columns.outcome.push(outcome);

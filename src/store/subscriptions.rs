@@ -110,7 +110,7 @@ impl Store {
             new.consumer,
             new.topic_pattern,
             new.endpoint,
-            new.secret,
+            self.sealer.seal(new.secret, id.as_str()),
             new.retry_policy,
             new.max_inflight,
         )
@@ -257,7 +257,7 @@ impl Store {
             "#,
             id.as_str(),
             consumer,
-            secret,
+            self.sealer.seal(secret, id.as_str()),
             overlap_ms,
         )
         .fetch_optional(self.run(&mut transaction))

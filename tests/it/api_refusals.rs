@@ -585,6 +585,7 @@ fn subscriptions(table: &mut Table) {
     let secrets = || {
         let long = "x".repeat(257);
         let nul = format!("{}\u{0}", "x".repeat(40));
+        let sealed = format!("sealed:1:{}", "x".repeat(40));
         [
             json!("x".repeat(31)),
             json!(long),
@@ -592,6 +593,7 @@ fn subscriptions(table: &mut Table) {
             json!(5),
             Value::Null,
             json!(nul),
+            json!(sealed),
             json!({}),
         ]
     };

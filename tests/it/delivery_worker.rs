@@ -8,7 +8,7 @@ use std::{
 
 use openvibe_events::{
     delivery::{self, DeliverySettings, Vitals, Wake},
-    domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, time::Millis},
+    domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, seal::Sealer, time::Millis},
     store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Store, SubscriptionChange},
     tls::{Authorities, Trust},
 };
@@ -665,7 +665,7 @@ async fn a_stop_lets_a_running_attempt_finish_and_leaves_no_owner() {
 }
 
 #[tokio::test]
-async fn a_stop_hands_an_endless_attempt_back_counted_and_due() {
+async fn a_stop_hands_an_endless_attempt_back_uncounted_and_due() {
     let world = World::new().await;
     world.receiver.answer_with("/hook", |_| Answer::hang(204));
     let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
@@ -675,8 +675,57 @@ async fn a_stop_hands_an_endless_attempt_back_counted_and_due() {
     let took = process.stop().await;
     assert!(took >= Duration::from_secs(8), "it had its time: {took:?}");
     let row = &world.rows(&id).await[0];
-    assert_eq!((row.status.as_str(), row.attempt, row.leased), ("failed", 1, false));
+    assert_eq!((row.status.as_str(), row.attempt, row.leased), ("failed", 0, false));
     assert!(row.due_in_ms <= Some(0), "due now: {row:?}");
+    assert!(
+        row.last_error.as_deref().is_some_and(|error| error.contains("stopped")),
+        "{row:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_no_key_opens_waits_without_an_attempt_until_its_secret_can_be_read() {
+    let world = World::new().await;
+    let sealed_by = Sealer::new([&[7; 32]]);
+    let lost = world.subscribe("chat", &world.receiver.url("/lost")).await;
+    let fine = world.subscribe("chat", &world.receiver.url("/fine")).await;
+    sqlx::query("UPDATE subscriptions SET secret = $2 WHERE id = $1")
+        .bind(lost.as_str())
+        .bind(sealed_by.seal(SECRET, lost.as_str()))
+        .execute(world.database.pool())
+        .await
+        .expect("an update");
+    world.publish(3, &[&lost, &fine]).await;
+    let process = Process::start(world.database.url(), settings()).await;
+    world.all(&fine, "delivered").await;
+    eventually("the first one is held", SOON, async || {
+        let row = world.rows(&lost).await.remove(0);
+        let error = row.last_error.clone().unwrap_or_default();
+        let held = row.status == "failed" && row.attempt == 0 && error.contains("EVENTS_SECRET_KEY");
+        (held && row.due_in_ms > Some(20_000))
+            .then_some(())
+            .ok_or(format!("{row:?}"))
+    })
+    .await;
+    stays("its queue is left alone", Duration::from_millis(500), async || {
+        world.rows(&lost).await[1].last_error.is_none() && world.receiver.calls_to("/lost").is_empty()
+    })
+    .await;
+    // A new secret is stored as this process can read it; nothing of the schedule was used up.
+    world
+        .store
+        .rotate_secret("chat", &lost, SECRET, 0)
+        .await
+        .expect("a rotation");
+    sqlx::query("UPDATE deliveries SET next_attempt_at = 0 WHERE status <> 'delivered'")
+        .execute(world.database.pool())
+        .await
+        .expect("an update");
+    world.all(&lost, "delivered").await;
+    drop(process);
+    let calls = world.receiver.calls_to("/lost");
+    calls.iter().for_each(|call| call.assert_signed(SECRET));
+    assert!(calls.iter().all(|call| call.attempt() == 1) && calls.len() == 3);
 }
 
 #[tokio::test]

@@ -32,5 +32,6 @@ mod store_pooler;
 mod store_publish;
 mod store_pulls;
 mod store_replay;
+mod store_seal;
 mod store_skip;
 mod support;

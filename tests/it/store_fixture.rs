@@ -52,6 +52,14 @@ impl Fixture {
         connect(&self.database).await
     }
 
+    pub(crate) fn database(&self) -> &Database {
+        &self.database
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        self.database.url()
+    }
+
     pub(crate) fn pool(&self) -> &PgPool {
         self.database.pool()
     }

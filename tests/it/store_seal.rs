@@ -1,0 +1,158 @@
+//! Signing secrets at rest: sealed when stored, sealed anew under a newer key, opened by a claim.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use openvibe_events::{
+    domain::{ids::SubscriptionId, seal::Sealer},
+    store::{Addresses, Store},
+};
+
+use crate::{
+    api_world::Site,
+    store_fixture::{Fixture, claim, events_of, put},
+    support::{
+        network::Network,
+        service::Service,
+        wait::{SOON, eventually},
+    },
+};
+
+const OLD: [u8; 32] = [1; 32];
+const NEW: [u8; 32] = [2; 32];
+
+/// A process with these keys, newest first.
+async fn with_keys(fixture: &Fixture, keys: &[&[u8; 32]]) -> Store {
+    let addresses = Addresses::parse(fixture.url(), fixture.url()).expect("the URL of a test database");
+    let store = Store::connect(addresses).await.expect("a store");
+    store.sealing_with(Sealer::new(keys.iter().copied()))
+}
+
+/// What a claim of this process would sign with; the error as it is put on record.
+async fn opened(fixture: &Fixture, store: &Store, id: &SubscriptionId) -> Result<Vec<String>, String> {
+    put(store, Some(id), &events_of("live.stream.started", 1), None)
+        .await
+        .expect("an event");
+    let pass = claim(store, "w", &[id]).await;
+    fixture.sql("DELETE FROM deliveries").await;
+    let secrets = pass.claimed.into_iter().next().expect("a claim").secrets;
+    secrets.map_err(|error| error.to_string()).map(|secrets| {
+        let all = std::iter::once(secrets.current).chain(secrets.previous);
+        all.map(|secret| secret.expose().to_owned()).collect()
+    })
+}
+
+async fn stored(fixture: &Fixture, id: &SubscriptionId) -> (String, Option<String>) {
+    sqlx::query_as("SELECT secret, previous_secret FROM subscriptions WHERE id = $1")
+        .bind(id.as_str())
+        .fetch_one(fixture.pool())
+        .await
+        .expect("the subscription")
+}
+
+#[tokio::test]
+async fn secrets_are_sealed_when_stored_and_again_under_a_newer_key() {
+    let fixture = Fixture::new().await;
+    let plain = fixture.subscription(1).await;
+    let old = with_keys(&fixture, &[&OLD]).await;
+    assert_eq!(
+        opened(&fixture, &old, &plain).await,
+        Ok(vec!["whsec_test".to_owned()]),
+        "from before the key"
+    );
+
+    // Both secrets of a rotation, whichever of them was there before the key.
+    old.rotate_secret("chat", &plain, "whsec_later", 60_000)
+        .await
+        .expect("a rotation");
+    let (secret, previous) = stored(&fixture, &plain).await;
+    assert!(secret.starts_with("sealed:1:") && previous.as_deref() == Some("whsec_test"));
+    let both = Ok(vec!["whsec_later".to_owned(), "whsec_test".to_owned()]);
+    assert_eq!(opened(&fixture, &old, &plain).await, both);
+    let done = old.reseal("").await.expect("a batch");
+    assert_eq!((done.sealed, done.unopened, done.next), (1, vec![], None));
+    assert!(
+        stored(&fixture, &plain)
+            .await
+            .1
+            .expect("a former secret")
+            .starts_with("sealed:1:")
+    );
+    assert_eq!(opened(&fixture, &old, &plain).await, both);
+    assert_eq!(
+        old.reseal("").await.expect("a batch").sealed,
+        0,
+        "nothing is sealed twice"
+    );
+
+    let newer = with_keys(&fixture, &[&NEW, &OLD]).await;
+    assert_eq!(opened(&fixture, &newer, &plain).await, both, "while its key is listed");
+    assert_eq!(newer.reseal("").await.expect("a batch").sealed, 1);
+    let newest = with_keys(&fixture, &[&NEW]).await;
+    assert_eq!(opened(&fixture, &newest, &plain).await, both);
+    let error = opened(&fixture, &old, &plain).await.expect_err("its key is gone");
+    assert!(
+        error.contains("EVENTS_SECRET_KEY") && !error.contains("whsec"),
+        "{error}"
+    );
+
+    // What no key opens stays, is named, and holds up no other.
+    let other = fixture.subscription(1).await;
+    let done = old.reseal("").await.expect("a batch");
+    assert_eq!((done.sealed, done.unopened), (1, vec![plain.clone()]));
+    assert!(stored(&fixture, &other).await.0.starts_with("sealed:1:"));
+    assert_eq!(opened(&fixture, &newest, &plain).await, both);
+
+    // A row that was given the secret of another one signs nothing.
+    fixture
+        .sql("UPDATE subscriptions s SET secret = o.secret FROM subscriptions o WHERE o.id <> s.id")
+        .await;
+    let error = opened(&fixture, &newest, &other).await.expect_err("sealed for another");
+    assert!(error.contains("another subscription"), "{error}");
+}
+
+#[tokio::test]
+async fn many_secrets_are_sealed_in_batches() {
+    let fixture = Fixture::new().await;
+    fixture
+        .sql(
+            "INSERT INTO subscriptions (id, consumer, topic_pattern, endpoint, secret, created_at, updated_at) \
+             SELECT 'sub_' || lpad(n::text, 26, '0'), 'chat', '*', 'http://127.0.0.1/' || n, 'whsec_test', 1, 1 \
+             FROM generate_series(1, 250) n",
+        )
+        .await;
+    let store = with_keys(&fixture, &[&NEW]).await;
+    let (mut after, mut batches) = (String::new(), Vec::new());
+    loop {
+        let done = store.reseal(&after).await.expect("a batch");
+        batches.push(done.sealed);
+        match done.next {
+            Some(next) => after = next,
+            None => break,
+        }
+    }
+    assert_eq!(batches, [100, 100, 50]);
+    let untouched = "SELECT count(*) FROM subscriptions WHERE secret NOT LIKE 'sealed:1:%' OR updated_at <> 1";
+    assert_eq!(fixture.number(untouched).await, 0);
+}
+
+#[tokio::test]
+async fn a_started_process_seals_what_was_stored_before_it_had_a_key_and_shows_neither() {
+    let (fixture, network) = tokio::join!(Fixture::new(), Network::start());
+    let id = fixture.subscription(1).await;
+    let key = STANDARD.encode(NEW);
+    let service = Service::start(fixture.database(), &network, &[("EVENTS_SECRET_KEY", &key)]).await;
+    eventually("the secret is sealed", SOON, async || {
+        let (secret, _) = stored(&fixture, &id).await;
+        secret.starts_with("sealed:1:").then_some(()).ok_or(secret)
+    })
+    .await;
+    let log = service.log();
+    assert!(log.contains("sealed with the newest key"), "{log}");
+    assert!(!log.contains("whsec_test") && !log.contains(&key), "{log}");
+    assert!(!log.contains("EVENTS_SECRET_KEY is not set"), "{log}");
+}
+
+#[tokio::test]
+async fn a_process_without_a_key_says_so_at_its_start() {
+    let site = Site::shared().await;
+    assert!(site.service().log().contains("EVENTS_SECRET_KEY is not set"));
+}
