@@ -19,6 +19,7 @@ mod api_world;
 mod contracts;
 mod delivery_worker;
 mod dev;
+mod docs;
 mod first_event;
 mod harness_self;
 mod outbound_tls;
