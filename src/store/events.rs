@@ -15,8 +15,6 @@ use super::{Store, StoreError};
 
 /// Rows that one page examines at most, whatever matches.
 const SCAN_ROWS_MAX: i64 = 5_000;
-/// Stored bytes after which a page ends; the event that crosses the line is still part of it.
-const PAGE_BYTES: i64 = 4 * 1024 * 1024;
 
 /// An event as it is stored.
 #[derive(Debug, Clone)]
@@ -51,6 +49,8 @@ pub struct PageRequest {
     pub topics: Vec<TopicPattern>,
     /// Events wanted, 1..=1000.
     pub limit: i64,
+    /// Stored bytes after which the page ends; the event that crosses the line is still part of it.
+    pub bytes: i64,
 }
 
 /// An event and its position, as a pull answers them.
@@ -215,7 +215,7 @@ impl Store {
             &patterns,
             request.limit,
             SCAN_ROWS_MAX,
-            PAGE_BYTES as f64,
+            request.bytes as f64,
         )
         .fetch_one(self.run(reader))
         .await?;
@@ -262,7 +262,7 @@ impl Store {
             request.after.map_or(0, |cursor| cursor.position),
             event_type,
             request.limit,
-            PAGE_BYTES as f64,
+            request.bytes as f64,
         )
         .fetch_one(self.run(reader))
         .await?;

@@ -7,6 +7,7 @@
 mod api_authority;
 mod api_deliveries;
 mod api_edge;
+mod api_hostile;
 mod api_limits;
 mod api_policies;
 mod api_process;
@@ -18,10 +19,12 @@ mod api_world;
 mod contracts;
 mod delivery_worker;
 mod dev;
+mod docs;
 mod faults_database;
 mod faults_pooler;
 mod faults_schema;
 mod faults_storm;
+
 mod first_event;
 mod harness_self;
 mod outbound_tls;

@@ -376,12 +376,16 @@ fn read_request(source: &str, body: &Value, trace: &str, given: bool) -> Publish
     PublishRequest::of_service(&body.to_string(), source, trace, given, &rules).expect("a valid request")
 }
 
+/// Stored bytes of a page, as the service asks for them.
+pub(crate) const PAGE_BYTES: i64 = 4 * 1024 * 1024;
+
 /// A page after a cursor.
 pub(crate) async fn pull(store: &Store, after: Option<Cursor>, topic: &str, limit: i64) -> Page {
     let request = PageRequest {
         after,
         topics: TopicPattern::parse_list(topic).expect("topic patterns"),
         limit,
+        bytes: PAGE_BYTES,
     };
     store.pull(&request).await.expect("a page")
 }

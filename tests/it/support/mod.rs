@@ -26,3 +26,4 @@ pub(crate) mod receiver;
 pub(crate) mod service;
 pub(crate) mod tls;
 pub(crate) mod wait;
+pub(crate) mod wire;
