@@ -18,6 +18,8 @@ pub struct Candidate {
     pub id: SubscriptionId,
     /// Due times before these, by priority, hold nothing runnable: the claim starts its search there.
     pub frontier: [i64; 3],
+    /// Rows of it wanted at most, whatever its own cap.
+    pub room: i64,
     /// How many more deliveries of its consumer this process may run now.
     pub consumer_room: i64,
 }
@@ -146,11 +148,11 @@ impl Store {
             r#"
             WITH locked AS (
                 SELECT s.id, s.consumer, c.critical, c.important, c.low, c.consumer_room,
-                       greatest(coalesce(s.max_inflight, $10) - (
+                       least(c.room, greatest(coalesce(s.max_inflight, $10) - (
                            SELECT count(*) FROM deliveries l WHERE l.subscription_id = s.id AND l.lease_until > now_ms()
-                       ), 0) AS free
-                FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[])
-                    AS c(id, critical, important, low, consumer_room)
+                       ), 0)) AS free
+                FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $11::bigint[])
+                    AS c(id, critical, important, low, consumer_room, room)
                 JOIN subscriptions s ON s.id = c.id
                 WHERE s.id = ANY($6::text[])
             ), runnable AS (
@@ -206,6 +208,7 @@ impl Store {
             claim.owner,
             claim.lease_ms,
             claim.inflight_default,
+            &columns.room,
         )
         .fetch_all(self.run(&mut transaction))
         .await?;
@@ -319,6 +322,7 @@ struct CandidateColumns<'a> {
     important: Vec<i64>,
     low: Vec<i64>,
     consumer_room: Vec<i64>,
+    room: Vec<i64>,
 }
 
 impl<'a> CandidateColumns<'a> {
@@ -330,6 +334,7 @@ impl<'a> CandidateColumns<'a> {
             columns.important.push(candidate.frontier[1]);
             columns.low.push(candidate.frontier[2]);
             columns.consumer_room.push(candidate.consumer_room);
+            columns.room.push(candidate.room);
         }
         columns
     }

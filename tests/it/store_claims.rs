@@ -29,7 +29,7 @@ const RELEASE: &str = "WITH lost AS (";
 /// What `CLAIM` takes for one subscription.
 fn claim_literals(id: &SubscriptionId) -> String {
     format!(
-        "ARRAY['{id}'], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[100]::bigint[], ARRAY['{id}'], 100, 'w', 1000, 1"
+        "ARRAY['{id}'], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[100]::bigint[], ARRAY['{id}'], 100, 'w', 1000, 1, ARRAY[100]::bigint[]"
     )
 }
 
@@ -339,7 +339,7 @@ async fn a_disabled_subscription_waits_for_no_claim_and_a_claim_does_not_wait_fo
         .await;
     let both = format!(
         "ARRAY['{off}', '{on}'], ARRAY[0,0]::bigint[], ARRAY[0,0]::bigint[], ARRAY[0,0]::bigint[], ARRAY[9,9]::bigint[], \
-         ARRAY['{on}'], 100, 'w', 1000, 1"
+         ARRAY['{on}'], 100, 'w', 1000, 1, ARRAY[9,9]::bigint[]"
     );
     for cost in costs(fixture.pool(), CLAIM, &both).await {
         assert!(cost.rows < 20 && cost.buffers < 100, "{cost:?}");
