@@ -9,7 +9,7 @@ use std::{
 use openvibe_events::{
     delivery::{self, DeliverySettings, Vitals, Wake},
     domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, seal::Sealer, time::Millis},
-    store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Store, SubscriptionChange},
+    store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Skip, Store, SubscriptionChange},
     tls::{Authorities, Trust},
 };
 use serde_json::json;
@@ -718,6 +718,24 @@ async fn a_crashed_owners_work_moves_on_within_five_seconds_and_not_while_it_may
     );
     assert_eq!(calls[1].attempt(), 2, "the attempt may have arrived, so it counts");
     world.all(&id, "delivered").await;
+}
+
+#[tokio::test]
+async fn what_was_skipped_while_it_ran_is_not_sent_again_when_its_owner_dies() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |_| Answer::hang(204));
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let mut first = Process::start(world.database.url(), settings()).await;
+    world.publish(1, &[&id]).await;
+    let event_id = world.receiver.wait_calls(1, SOON).await[0].event_id().to_owned();
+    let found = world.store.skip(&id, &[&event_id]).await.expect("a skip");
+    assert_eq!(found[&event_id], Skip::InFlight);
+    let _second = Process::start(world.database.url(), settings()).await;
+    first.crash();
+    world.all(&id, "dead").await;
+    let error = world.rows(&id).await[0].last_error.clone().expect("a reason on record");
+    assert!(error.contains("skipped by an operator"), "{error}");
+    assert_eq!(world.receiver.calls().len(), 1);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use openvibe_events::{
 };
 
 use crate::store_fixture::{
-    Fixture, assert_counts, broken_keys, claim, delivered, events_of, heads, positions, put, put_keyed, retry,
+    Fixture, assert_counts, broken_keys, claim, costs, delivered, events_of, heads, positions, put, put_keyed, retry,
     settle_all,
 };
 
@@ -175,4 +175,30 @@ async fn skips_publishes_and_settles_at_once_leave_every_key_with_one_mark() {
     }
     let marked: HashSet<i64> = heads(fixture.pool(), &id).await.into_iter().collect();
     assert_eq!(marked.len(), 3);
+}
+
+#[tokio::test]
+async fn a_skip_in_front_of_a_long_queue_reads_a_few_rows_of_it() {
+    let fixture = Fixture::new().await;
+    let id = fixture.subscription(1).await;
+    let at = put(&fixture.store, Some(&id), &events_of(TYPE, 1), Some("k"))
+        .await
+        .expect("an event");
+    fixture
+        .sql(&format!(
+            "INSERT INTO deliveries (event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, \
+             ordering_key, head) SELECT 'evt_' || n, '{id}', {} + n, 2, 1, 1, 1, 'k', false FROM generate_series(1, 50000) n; \
+             ANALYZE deliveries",
+            at[0]
+        ))
+        .await;
+    let literals = format!("'{id}', ARRAY[{}]::bigint[]", at[0]);
+    for fragment in [
+        "AS \"claimed!\"\n            FROM deliveries d\n            JOIN wanted w ON w.seq = d.seq\n            WHERE",
+        "SELECT DISTINCT ordering_key FROM deliveries",
+    ] {
+        for cost in costs(fixture.pool(), fragment, &literals).await {
+            assert!(cost.rows < 20 && cost.scanned.is_empty(), "{fragment}: {cost:?}");
+        }
+    }
 }
