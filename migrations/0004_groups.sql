@@ -201,7 +201,9 @@ CREATE FUNCTION claim_deliveries(
     in_id text[],
     -- Due times before these, by priority, hold nothing runnable.
     in_critical bigint[], in_important bigint[], in_low bigint[],
-    in_consumer_room bigint[], in_room bigint, in_owner text, in_lease_ms bigint, in_inflight_default integer
+    -- Rows wanted at most of each, of all those of its consumer, and of all.
+    in_own_room bigint[], in_consumer_room bigint[], in_room bigint,
+    in_owner text, in_lease_ms bigint, in_inflight_default integer
 ) RETURNS TABLE (
     version bigint, now_ms bigint, skipped boolean,
     subscription_id text, free bigint, consumer text, endpoint text, secret text, previous_secret text,
@@ -230,11 +232,11 @@ BEGIN
         SELECT s.id, s.consumer, s.endpoint, s.secret, s.retry_policy,
                CASE WHEN s.previous_secret_until > now_ms() THEN s.previous_secret END AS previous_secret,
                c.critical, c.important, c.low, c.consumer_room,
-               greatest(coalesce(s.max_inflight, in_inflight_default) - (
+               least(c.own_room, greatest(coalesce(s.max_inflight, in_inflight_default) - (
                    SELECT count(*) FROM deliveries l WHERE l.subscription_id = s.id AND l.lease_until > now_ms()
-               ), 0) AS free
-        FROM unnest(in_id, in_critical, in_important, in_low, in_consumer_room)
-            AS c(id, critical, important, low, consumer_room)
+               ), 0)) AS free
+        FROM unnest(in_id, in_critical, in_important, in_low, in_own_room, in_consumer_room)
+            AS c(id, critical, important, low, own_room, consumer_room)
         JOIN subscriptions s ON s.id = c.id
         WHERE s.id = ANY(locked_ids)
     ), runnable AS (

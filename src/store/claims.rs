@@ -21,6 +21,8 @@ pub struct Candidate {
     pub id: SubscriptionId,
     /// Due times before these, by priority, hold nothing runnable: the claim starts its search there.
     pub frontier: [i64; 3],
+    /// Rows of it wanted at most, whatever its own cap.
+    pub room: i64,
     /// How many more deliveries of its consumer this process may run now.
     pub consumer_room: i64,
 }
@@ -125,12 +127,13 @@ impl Store {
                    claim_id, priority, due_at, event_id, event_type, event_version, source, actor, on_behalf_of,
                    subject_type, subject_id, subject_revision, trace_id, event_priority, visibility, occurred_at,
                    received_at, payload, hops
-            FROM claim_deliveries($1, $2, $3, $4, $5, $6, $7, $8, $9)
+            FROM claim_deliveries($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
             "#,
             &columns.id as &[&str],
             &columns.critical,
             &columns.important,
             &columns.low,
+            &columns.room,
             &columns.consumer_room,
             claim.room,
             claim.owner,
@@ -270,6 +273,7 @@ struct CandidateColumns<'a> {
     important: Vec<i64>,
     low: Vec<i64>,
     consumer_room: Vec<i64>,
+    room: Vec<i64>,
 }
 
 impl<'a> CandidateColumns<'a> {
@@ -281,6 +285,7 @@ impl<'a> CandidateColumns<'a> {
             columns.important.push(candidate.frontier[1]);
             columns.low.push(candidate.frontier[2]);
             columns.consumer_room.push(candidate.consumer_room);
+            columns.room.push(candidate.room);
         }
         columns
     }

@@ -194,6 +194,7 @@ pub(crate) fn candidate(id: &SubscriptionId) -> Candidate {
     Candidate {
         id: id.clone(),
         frontier: NO_FRONTIER,
+        room: 1_000,
         consumer_room: 1_000,
     }
 }

@@ -50,15 +50,15 @@ const ASKED: [&str; 3] = [
 
 /// Statements that must have been seen, each by words that only it has.
 const EXPECTED: [(&str, &str); 15] = [
-    ("the counter row", "pg_walfile_name"),
+    ("the counter row", "FROM store_counter WHERE name = 'events' AND version = in_store_version"),
     ("what is known of ids", "AS i(id)"),
     ("the loop guard", "WITH RECURSIVE keys"),
     ("the tails of keys", "ORDER BY t.seq DESC LIMIT 1"),
     ("a publish", "INSERT INTO events"),
     ("what is due", "FROM (VALUES (0, c.critical)"),
-    ("a claim", "claimed_generation = generation"),
+    ("a claim", "claimed_generation = d.generation"),
     ("the claims of the dead", "WITH lost AS ("),
-    ("a settle", "r.outcome = 'unsent'"),
+    ("a settle", "f.outcome = 'unsent'"),
     ("the marks of keys", "WITH firsts AS"),
     ("a pull by patterns", "event_type LIKE ANY"),
     ("a pull of a type", "(event_type, seq) > ("),
