@@ -17,6 +17,7 @@ mod requests;
 mod runs;
 mod service;
 mod sheet;
+mod table;
 mod watch;
 mod wire;
 
@@ -32,6 +33,7 @@ use keys::Signer;
 use runs::{Publishing, Receiving};
 use service::Service;
 use sheet::{Format, Sheet};
+use table::Results;
 use watch::Watched;
 
 /// Load on OpenVibe Events, and measurements of it.
@@ -64,6 +66,8 @@ enum Mode {
     Pull(PullArgs),
     /// The same as e2e through a relay that stores nothing: the least there can be
     Floor(FloorArgs),
+    /// Make the table of figures from the results that scripts/bench.sh collected
+    Table(TableArgs),
 }
 
 #[derive(Debug, Args)]
@@ -238,9 +242,23 @@ struct FloorArgs {
     common: Common,
 }
 
+#[derive(Debug, Args)]
+struct TableArgs {
+    /// Lines of {"measure", "round", "sheet"}
+    #[arg(long, value_name = "FILE")]
+    results: PathBuf,
+    /// Write the page there; what people wrote at its end is kept
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// Write figures and runs there
+    #[arg(long, value_name = "FILE")]
+    json_file: Option<PathBuf>,
+}
+
 fn main() -> ExitCode {
     let shown = match Cli::parse().mode {
         Mode::Key(args) => return print_key(&args),
+        Mode::Table(args) => print_table(&args),
         Mode::Publish(args) => run(args.common, publish(args)),
         Mode::Deliver(args) => run(args.common, deliver(args)),
         Mode::E2e(args) => run(args.common, e2e(args)),
@@ -263,6 +281,31 @@ fn print_key(args: &KeyArgs) -> ExitCode {
             Err(_) => ExitCode::FAILURE,
         },
         Err(fault) => failed(&fault),
+    }
+}
+
+fn print_table(args: &TableArgs) -> Result<ExitCode, Fault> {
+    let write = |path: &PathBuf, text: String| {
+        std::fs::write(path, text).map_err(|source| Fault::File {
+            path: path.clone(),
+            source,
+        })
+    };
+    let results = Results::read(&args.results)?;
+    if let Some(path) = &args.markdown {
+        // The first time there is none to keep anything of.
+        let former = std::fs::read_to_string(path).unwrap_or_default();
+        write(path, results.markdown(&former))?;
+    }
+    if let Some(path) = &args.json_file {
+        write(path, format!("{:#}\n", results.json()))?;
+    }
+    match write!(std::io::stdout(), "{}", results.text()) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(source) => Err(Fault::Io {
+            what: "standard output",
+            source,
+        }),
     }
 }
 
