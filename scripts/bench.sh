@@ -11,6 +11,7 @@
 #   --rounds N      rounds, in each of which a reference and the figure measured against it run right after one another
 #   --publishes N   publishes before the memory of the service is read
 #   --out DIR       where the two files go; default docs
+#   --built         build nothing, use what lies in target/release
 #
 # It builds the service and the load tool (CARGO_TARGET_DIR is respected), runs a PostgreSQL of its own with fsync and
 # synchronous_commit on, and stops all that it started. Nothing else should run on the machine meanwhile.
@@ -22,13 +23,14 @@ cd "$root"
 . scripts/lib/common.sh
 . scripts/lib/postgres.sh
 
-rounds=3 full='' only='' publishes='' out=docs hold=''
+rounds=3 full='' only='' publishes='' out=docs hold='' built=''
 known='publish publish-1 publish-100 deliver e2e drain pull claim memory'
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit ;;
     --full) full=1 rounds=10 ;;
     --hold) hold=1 ;;
+    --built) built=1 ;;
     --rounds | --publishes | --only | --out)
       [ $# -ge 2 ] || die "$1 needs a value"
       case $1 in
@@ -75,9 +77,14 @@ account=$(pg_account)
 pgbench=$(program pgbench)
 psql=$(program psql)
 
-say "building"
-cargo build --release --workspace --locked >&2
 target=${CARGO_TARGET_DIR:-$root/target}
+if [ -z "$built" ]; then
+  say "building"
+  cargo build --release --workspace --locked >&2
+  if [ -z "$hold" ] && wanted claim; then
+    cargo bench --locked --bench claim --no-run >&2
+  fi
+fi
 service_bin="$target/release/openvibe-events" load="$target/release/load"
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/openvibe-events-bench.XXXXXX")
@@ -119,7 +126,8 @@ sql -d reference -f benches/load/reference.sql
 service_port=$((10000 + RANDOM % 8000))
 while port_answers 127.0.0.1 "$service_port" || port_answers 127.0.0.1 $((service_port + 1)); do service_port=$((service_port + 2)); done
 url="http://127.0.0.1:$service_port"
-pem=$("$load" key --key "$work/key")
+# \n for line ends, as an environment variable may have them: a shell need not carry real ones.
+pem=$("$load" key --key "$work/key" | awk '{ printf "%s\\n", $0 }')
 # service_env PORT WORKER: what the service runs with, as words for `env -i`.
 service_env() {
   environment=(PATH="$PATH" PORT="$1" EVENTS_WORKER="$2" EVENTS_LIMITS=off EVENTS_LOG=warn OV_NETWORK_PUBLIC_KEY="$pem"
@@ -226,7 +234,7 @@ round_of() {
     stop_service
     start_service off
     service_env $((service_port + 1)) on
-    worker=$(printf '%q ' exec env -i "${environment[@]}" "$service_bin" serve)
+    worker="$(printf '%q ' exec env -i "${environment[@]}" "$service_bin" serve) 2>>$(printf '%q' "$work/service.log")"
     measured_service drain "$round" drain --backlog 100000 --subscriptions 20 --max-inflight 16 --worker "$worker"
     stop_service
     start_service
@@ -275,6 +283,11 @@ for ((round = 1; round <= rounds; round++)); do
   say "round $round of $rounds"
   round_of "$round"
 done
+if wanted claim; then
+  say "one claim"
+  settle
+  note claim 0 "$(cargo bench --quiet --locked --bench claim -- --server "postgresql://postgres@127.0.0.1:$pg_port")"
+fi
 if wanted memory; then
   say "$publishes publishes"
   stop_service
