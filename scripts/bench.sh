@@ -81,9 +81,6 @@ target=${CARGO_TARGET_DIR:-$root/target}
 if [ -z "$built" ]; then
   say "building"
   cargo build --release --workspace --locked >&2
-  if [ -z "$hold" ] && wanted claim; then
-    cargo bench --locked --bench claim --no-run >&2
-  fi
 fi
 service_bin="$target/release/openvibe-events" load="$target/release/load"
 
@@ -286,7 +283,7 @@ done
 if wanted claim; then
   say "one claim"
   settle
-  note claim 0 "$(cargo bench --quiet --locked --bench claim -- --server "postgresql://postgres@127.0.0.1:$pg_port")"
+  note claim 0 "$("$target/release/claim" --server "postgresql://postgres@127.0.0.1:$pg_port")"
 fi
 if wanted memory; then
   say "$publishes publishes"
