@@ -203,7 +203,9 @@ CREATE FUNCTION claim_deliveries(
     in_critical bigint[], in_important bigint[], in_low bigint[],
     -- Rows wanted at most of each, of all those of its consumer, and of all.
     in_own_room bigint[], in_consumer_room bigint[], in_room bigint,
-    in_owner text, in_lease_ms bigint, in_inflight_default integer
+    in_owner text, in_lease_ms bigint, in_inflight_default integer,
+    -- Something else in this transaction must be durable.
+    in_durable boolean
 ) RETURNS TABLE (
     version bigint, now_ms bigint, skipped boolean,
     subscription_id text, free bigint, consumer text, endpoint text, secret text, previous_secret text,
@@ -215,7 +217,6 @@ CREATE FUNCTION claim_deliveries(
     received_at bigint, payload text, hops integer
 )
 LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -287,7 +288,7 @@ BEGIN
 
     -- A claim that may leave once only could be made, and sent, a second time after a crash of the database that undid it.
     -- Any other is simply made again, so its commit does not wait for the disk.
-    IF NOT EXISTS (
+    IF NOT in_durable AND NOT EXISTS (
         SELECT FROM unnest(locked_ids) AS i(id)
         JOIN deliveries d ON d.subscription_id = i.id AND d.lease_until IS NOT NULL
         WHERE d.lease_owner = in_owner AND d.at_most_once
@@ -453,5 +454,47 @@ BEGIN
             delivered = c.delivered + excluded.delivered, dead = c.dead + excluded.dead;
     END IF;
     RETURN ARRAY(SELECT unnest(in_claim_id) EXCEPT SELECT unnest(held));
+END
+$$;
+
+-- Records results and claims what may run then, in one transaction. There is no row where recording must begin anew: then
+-- nothing was recorded and nothing claimed. What recording frees is free for the claim.
+CREATE FUNCTION settle_and_claim(
+    in_owner text, in_subscription_id text[], in_position bigint[], in_claim_id bigint[], in_outcome text[],
+    in_http_status integer[], in_error text[], in_wait_ms bigint[], in_skipped_error text, in_lock_timeout text,
+    in_counts_owner text, in_counts_role text, in_period_ms bigint,
+    in_id text[], in_critical bigint[], in_important bigint[], in_low bigint[], in_own_room bigint[],
+    in_consumer_room bigint[], in_room bigint, in_lease_ms bigint, in_inflight_default integer
+) RETURNS TABLE (
+    lost bigint[],
+    version bigint, now_ms bigint, skipped boolean,
+    subscription_id text, free bigint, consumer text, endpoint text, secret text, previous_secret text,
+    retry_policy text,
+    seq bigint, attempt integer, at_most_once boolean, skipped_by_operator boolean, claim_id bigint, priority integer,
+    due_at bigint,
+    event_id text, event_type text, event_version bigint, source text, actor text, on_behalf_of text, subject_type text,
+    subject_id text, subject_revision bigint, trace_id text, event_priority text, visibility text, occurred_at text,
+    received_at bigint, payload text, hops integer
+)
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    lost_claims bigint[] := '{}';
+BEGIN
+    IF cardinality(in_claim_id) > 0 THEN
+        lost_claims := settle_deliveries(
+            in_owner, in_subscription_id, in_position, in_claim_id, in_outcome, in_http_status, in_error, in_wait_ms,
+            in_skipped_error, in_lock_timeout, in_counts_owner, in_counts_role, in_period_ms
+        );
+        IF lost_claims IS NULL THEN
+            RETURN;
+        END IF;
+    END IF;
+    RETURN QUERY
+    SELECT lost_claims, c.* FROM claim_deliveries(
+        in_id, in_critical, in_important, in_low, in_own_room, in_consumer_room, in_room, in_owner, in_lease_ms,
+        in_inflight_default, cardinality(in_claim_id) > 0
+    ) c;
 END
 $$;

@@ -25,13 +25,15 @@ use super::frontier::{Found, Frontiers};
 use super::life::Life;
 use super::outcome::{Ended, judge};
 use super::sender::Sender;
-use super::settler::Finished;
+use super::settler::{self, Finished};
 use super::shares::{Shares, Slot};
 use super::vitals::Vitals;
-use super::wake::Wake;
+use super::wake::{Recorded, Wake};
 
 /// How much longer a lease is than the longest attempt.
 const LEASE_MARGIN: Duration = Duration::from_secs(30);
+/// Results recorded in one transaction.
+const RESULTS_MAX: usize = 256;
 /// How soon a subscription that another process was claiming for is tried again.
 const SKIPPED_AGAIN_AFTER: Duration = Duration::from_millis(5);
 /// How often everything is searched from the beginning.
@@ -55,7 +57,10 @@ pub(super) struct Dispatcher {
     pub(super) wake: Wake,
     pub(super) vitals: Vitals,
     pub(super) life: Arc<Life>,
-    pub(super) results: mpsc::Sender<Finished>,
+    /// Where attempts say how they ended.
+    pub(super) finished: mpsc::Sender<Finished>,
+    /// Where results go that cannot be recorded now.
+    pub(super) kept: mpsc::Sender<Finished>,
     pub(super) attempts: TaskTracker,
     /// Ends attempts that are still running.
     pub(super) interrupt: CancellationToken,
@@ -112,6 +117,17 @@ impl Memory {
         self.poll_at = now;
     }
 
+    /// Takes in what was recorded.
+    fn learn(&mut self, recorded: Vec<Recorded>) {
+        for recorded in recorded {
+            self.agenda.set_open(&recorded.subscription_id);
+            if let Some(due_at) = recorded.due_at {
+                self.agenda.want_at(due_at, recorded.subscription_id.clone());
+            }
+            self.agenda.want(recorded.subscription_id);
+        }
+    }
+
     fn failed(&mut self, what: &str, error: &StoreError) {
         if self.backoff == BACKOFF_FIRST {
             tracing::warn!(error = %error, cause = ?error, "{what} failed and is tried again: {error}");
@@ -122,26 +138,59 @@ impl Memory {
 }
 
 impl Dispatcher {
-    /// Looks for work and starts attempts until the stop or the end of this owner's life.
-    pub(super) async fn run(&self) {
+    /// Looks for work, starts attempts and records their results until the stop or the end of this owner's life. What is
+    /// left of the results then goes where they are kept.
+    pub(super) async fn run(&self, mut results: mpsc::Receiver<Finished>) {
         let mut memory = Memory::new(Instant::now());
+        let mut finished = Vec::new();
         while !self.stop.is_cancelled() && !self.life.lost.is_cancelled() {
             self.listen(&mut memory);
             self.vitals.tick((self.settings.clock)());
+            if !finished.is_empty() {
+                // Attempts that end together are recorded together.
+                tokio::task::yield_now().await;
+            }
+            while finished.len() < RESULTS_MAX
+                && let Ok(one) = results.try_recv()
+            {
+                finished.push(one);
+            }
             let now = Instant::now();
-            if now >= memory.pause_until && self.shares.room() > 0 {
-                self.poll(&mut memory, now).await;
-                if self.claim_for_waiting(&mut memory).await || !memory.unpolled.is_empty() {
+            if now < memory.pause_until {
+                self.keep(&mut finished).await;
+            } else {
+                if self.shares.room() > 0 {
+                    self.poll(&mut memory, now).await;
+                }
+                if self.take_turn(&mut memory, &mut finished).await || !memory.unpolled.is_empty() {
                     continue;
                 }
             }
             let next = self.next_look(&memory);
             tokio::select! {
+                _count = results.recv_many(&mut finished, RESULTS_MAX) => {}
                 () = self.wake.rung() => {}
                 () = sleep_until(next) => {}
                 () = self.stop.cancelled() => {}
                 () = self.life.lost.cancelled() => {}
             }
+        }
+        self.keep(&mut finished).await;
+        let kept = self.kept.clone();
+        self.attempts.spawn(async move {
+            while let Some(one) = results.recv().await {
+                if kept.send(one).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Leaves results to whoever tries until they are recorded.
+    async fn keep(&self, finished: &mut Vec<Finished>) {
+        for one in finished.drain(..) {
+            // The receiver lives as long as any owner; if it does not, the lease ends by itself.
+            let _ = self.kept.send(one).await;
         }
     }
 
@@ -177,13 +226,7 @@ impl Dispatcher {
         for id in woken.subscriptions {
             memory.agenda.want(id);
         }
-        for recorded in woken.recorded {
-            memory.agenda.set_open(&recorded.subscription_id);
-            if let Some(due_at) = recorded.due_at {
-                memory.agenda.want_at(due_at, recorded.subscription_id.clone());
-            }
-            memory.agenda.want(recorded.subscription_id);
-        }
+        memory.learn(woken.recorded);
         memory.agenda.ring_times(now);
     }
 
@@ -242,11 +285,76 @@ impl Dispatcher {
         }
     }
 
-    /// One claim for those that wait. Answers whether there was one, so that another may follow at once.
-    async fn claim_for_waiting(&self, memory: &mut Memory) -> bool {
+    /// Records what has ended and claims for those that wait, together. Answers whether there was anything to do, so that
+    /// another turn may follow at once.
+    async fn take_turn(&self, memory: &mut Memory, finished: &mut Vec<Finished>) -> bool {
+        let mut finished = std::mem::take(finished);
+        for one in &mut finished {
+            one.slot.vacate();
+            memory.agenda.set_open(&one.settlement.subscription_id);
+            memory.agenda.want(one.settlement.subscription_id.clone());
+        }
         let room = self.shares.room();
-        if room == 0 {
+        let candidates = self.candidates(memory, room);
+        if candidates.is_empty() && finished.is_empty() {
             return false;
+        }
+        let lease = self.settings.timeout + LEASE_MARGIN;
+        let claim = Claim {
+            owner: self.life.owner(),
+            lease_ms: i64::try_from(lease.as_millis()).unwrap_or(i64::MAX),
+            room: as_i64(room),
+            inflight_default: self.settings.inflight_default,
+        };
+        let settlements: Vec<Settlement> = finished.iter().map(|finished| finished.settlement.clone()).collect();
+        let asked = self.store.settle_and_claim(&settlements, &claim, &candidates);
+        let Some(asked) = self.while_alive(asked).await else {
+            self.keep(&mut finished).await;
+            return false;
+        };
+        match asked {
+            Ok(Some((lost, pass))) => {
+                memory.backoff = BACKOFF_FIRST;
+                let recorded = settler::recorded(finished, &lost);
+                self.note(memory, &candidates, &pass, room);
+                // Their subscriptions were candidates of this turn, or wait for the next one.
+                for retried in recorded {
+                    if let Some(due_at) = retried.due_at {
+                        memory.agenda.want_at(due_at, retried.subscription_id);
+                    }
+                }
+                Self::leave_unsigned(memory, &pass);
+                let version = pass.version;
+                self.start(pass, Instant::now() + lease);
+                if version != memory.version
+                    && let Some(Err(error)) = self.while_alive(self.store.refresh_view(version)).await
+                {
+                    memory.failed("reading the subscriptions", &error);
+                }
+                true
+            }
+            // Whether it was committed is unknown after an error. If it was, the leases end by themselves.
+            undone => {
+                for candidate in candidates {
+                    memory.agenda.want(candidate.id);
+                }
+                self.keep(&mut finished).await;
+                match undone {
+                    Err(error) if !error.is_lock_wait() => {
+                        memory.failed("claiming and recording deliveries", &error);
+                        false
+                    }
+                    // Somebody holds a row of one result; the claims need not wait for it.
+                    _ => true,
+                }
+            }
+        }
+    }
+
+    /// Those that wait and may have a claim now.
+    fn candidates(&self, memory: &mut Memory, room: usize) -> Vec<Candidate> {
+        if room == 0 {
+            return Vec::new();
         }
         let (known, unsigned, now) = (&memory.known, &memory.unsigned, Instant::now());
         let most = (room * 4).clamp(*CANDIDATES.start(), *CANDIDATES.end());
@@ -259,10 +367,7 @@ impl Dispatcher {
             Some(known) if !self.shares.endpoints(|all| choice.take(all, &known.endpoint)) => Turn::Wait,
             Some(_) => Turn::Take,
         });
-        if chosen.is_empty() {
-            return false;
-        }
-        let candidates: Vec<Candidate> = chosen
+        chosen
             .into_iter()
             .filter_map(|id| {
                 let known = known.get(&id)?;
@@ -274,40 +379,7 @@ impl Dispatcher {
                     id,
                 })
             })
-            .collect();
-        let lease = self.settings.timeout + LEASE_MARGIN;
-        let claim = Claim {
-            owner: self.life.owner(),
-            lease_ms: i64::try_from(lease.as_millis()).unwrap_or(i64::MAX),
-            room: as_i64(room),
-            inflight_default: self.settings.inflight_default,
-        };
-        let Some(asked) = self.while_alive(self.store.claim(&claim, &candidates)).await else {
-            return false;
-        };
-        match asked {
-            Ok(pass) => {
-                memory.backoff = BACKOFF_FIRST;
-                self.note(memory, &candidates, &pass, room);
-                Self::leave_unsigned(memory, &pass);
-                let version = pass.version;
-                self.start(pass, Instant::now() + lease);
-                if version != memory.version
-                    && let Some(Err(error)) = self.while_alive(self.store.refresh_view(version)).await
-                {
-                    memory.failed("reading the subscriptions", &error);
-                }
-                true
-            }
-            Err(error) => {
-                // Whether it was committed is unknown. If it was, the leases end by themselves.
-                for candidate in candidates {
-                    memory.agenda.want(candidate.id);
-                }
-                memory.failed("claiming deliveries", &error);
-                false
-            }
-        }
+            .collect()
     }
 
     /// Waits for the store, which may never answer, within a deadline and for as long as this owner lives. A stop waits
@@ -399,7 +471,7 @@ impl Dispatcher {
                 settings: Arc::clone(&self.settings),
                 sender: Arc::clone(&self.sender),
                 life: Arc::clone(&self.life),
-                results: self.results.clone(),
+                results: self.finished.clone(),
                 interrupt: self.interrupt.clone(),
                 stop: self.stop.clone(),
             };

@@ -1,4 +1,4 @@
-//! Records results in batches, and keeps those that cannot be recorded yet: their receivers already have the events.
+//! Keeps results that the dispatcher could not record, and tries again: their receivers already have the events.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ async fn record(
     let settlements: Vec<Settlement> = finished.iter().map(|finished| finished.settlement.clone()).collect();
     match answered(store.settle(&owner, &settlements)).await {
         Ok(lost) => {
-            recorded(finished, &lost, wake);
+            wake.recorded(recorded(finished, &lost));
             Ok(Vec::new())
         }
         Err(error @ StoreError::Unavailable(_)) if !error.is_lock_wait() => Err((error, finished)),
@@ -112,7 +112,7 @@ async fn record_alone(store: &SharedStore, finished: Vec<Finished>, wake: &Wake)
     for one in finished {
         let settlement = std::slice::from_ref(&one.settlement);
         match answered(store.settle_briefly(&one.owner, settlement)).await {
-            Ok(lost) => recorded([one], &lost, wake),
+            Ok(lost) => wake.recorded(recorded([one], &lost)),
             Err(StoreError::Unavailable(_)) => held.push(one),
             Err(error) => tracing::error!(
                 error = %error, subscription_id = %one.settlement.subscription_id, position = one.settlement.position,
@@ -123,7 +123,8 @@ async fn record_alone(store: &SharedStore, finished: Vec<Finished>, wake: &Wake)
     held
 }
 
-fn recorded(results: impl IntoIterator<Item = Finished>, lost: &HashSet<i64>, wake: &Wake) {
+/// Counts recorded results and gives their slots back; answers what the dispatcher cares for.
+pub(super) fn recorded(results: impl IntoIterator<Item = Finished>, lost: &HashSet<i64>) -> Vec<Recorded> {
     let now = Instant::now();
     let mut open = Vec::new();
     for finished in results {
@@ -168,7 +169,7 @@ fn recorded(results: impl IntoIterator<Item = Finished>, lost: &HashSet<i64>, wa
             due_at,
         });
     }
-    wake.recorded(open);
+    open
 }
 
 /// Drops results whose leases have ended: the deliveries run again.

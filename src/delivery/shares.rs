@@ -21,6 +21,8 @@ pub(super) struct Shares {
 
 struct Used {
     total: usize,
+    /// Slots that are held or were vacated: deliveries whose results are not recorded yet.
+    unrecorded: usize,
     by_consumer: HashMap<Box<str>, usize>,
     by_subscription: HashMap<SubscriptionId, usize>,
     endpoints: Endpoints,
@@ -32,6 +34,7 @@ pub(super) struct Slot {
     consumer: Box<str>,
     subscription_id: SubscriptionId,
     endpoint: Arc<str>,
+    vacated: bool,
 }
 
 /// Slots in use at one moment.
@@ -49,6 +52,7 @@ impl Shares {
             slots,
             used: Mutex::new(Used {
                 total: 0,
+                unrecorded: 0,
                 by_consumer: HashMap::new(),
                 by_subscription: HashMap::new(),
                 endpoints: Endpoints::new(slots),
@@ -87,6 +91,7 @@ impl Shares {
         let endpoint = Arc::from(endpoint);
         let mut used = self.used.lock();
         used.total += 1;
+        used.unrecorded += 1;
         used.endpoints.take(&endpoint);
         *used.by_consumer.entry(consumer.into()).or_default() += 1;
         *used.by_subscription.entry(subscription_id.clone()).or_default() += 1;
@@ -95,6 +100,7 @@ impl Shares {
             consumer: consumer.into(),
             subscription_id: subscription_id.clone(),
             endpoint,
+            vacated: false,
         }
     }
 
@@ -103,11 +109,11 @@ impl Shares {
         look(&mut self.used.lock().endpoints)
     }
 
-    /// Waits until no slot is held.
+    /// Waits until no slot is held and every result is recorded or given up.
     pub(super) async fn empty(&self) {
         loop {
             let emptied = self.emptied.notified();
-            if self.used.lock().total == 0 {
+            if self.used.lock().unrecorded == 0 {
                 return;
             }
             emptied.await;
@@ -132,18 +138,32 @@ impl Slot {
     }
 }
 
+impl Slot {
+    /// Gives the place to the next delivery, while the result of this one is being recorded.
+    pub(super) fn vacate(&mut self) {
+        if !std::mem::replace(&mut self.vacated, true) {
+            let mut used = self.shares.used.lock();
+            used.total -= 1;
+            used.endpoints.release(&self.endpoint);
+            release(&mut used.by_consumer, &self.consumer);
+            release(&mut used.by_subscription, &self.subscription_id);
+        }
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
+        let rings = !self.vacated;
+        self.vacate();
         let mut used = self.shares.used.lock();
-        used.total -= 1;
-        used.endpoints.release(&self.endpoint);
-        release(&mut used.by_consumer, &self.consumer);
-        release(&mut used.by_subscription, &self.subscription_id);
-        if used.total == 0 {
+        used.unrecorded -= 1;
+        if used.unrecorded == 0 {
             self.shares.emptied.notify_waiters();
         }
         drop(used);
-        self.shares.wake.look();
+        if rings {
+            self.shares.wake.look();
+        }
     }
 }
 

@@ -61,12 +61,12 @@ impl Worker {
 
     /// Lives one life after another until the stop.
     async fn lives(&self, stop: &CancellationToken) {
-        let (results, kept) = mpsc::channel(self.settings.max_inflight.max(1));
+        let (kept, results) = mpsc::channel(self.settings.max_inflight.max(1));
         // It outlives each life: a result that waits for the database is still good when the database returns before
         // anybody else has taken the claim.
         let settler = AbortOnDropHandle::new(tokio::spawn(settler::run(
             Arc::clone(&self.store),
-            kept,
+            results,
             self.wake.clone(),
         )));
         let host = host_name();
@@ -78,7 +78,7 @@ impl Worker {
             ));
             // However this life ends, its attempts end with it.
             let end = life.lost.clone().drop_guard();
-            let lived = AssertUnwindSafe(self.live(&life, &results, stop)).catch_unwind().await;
+            let lived = AssertUnwindSafe(self.live(&life, &kept, stop)).catch_unwind().await;
             self.vitals.set_running(false);
             drop(end);
             if lived.is_err() {
@@ -86,12 +86,12 @@ impl Worker {
                 let _ = timeout(AFTER_PANIC, stop.cancelled()).await;
             }
         }
-        drop(results);
+        drop(kept);
         let _ = timeout(LAST_RESULTS, settler).await;
     }
 
     /// One owner's life, to the stop or to the moment when it can no longer prove that it lives.
-    async fn live(&self, life: &Arc<Life>, results: &mpsc::Sender<Finished>, stop: &CancellationToken) {
+    async fn live(&self, life: &Arc<Life>, kept: &mpsc::Sender<Finished>, stop: &CancellationToken) {
         let ended = CancellationToken::new();
         let (versions, seen) = watch::channel(0);
         let beat = AbortOnDropHandle::new(tokio::spawn(beat(
@@ -105,7 +105,7 @@ impl Worker {
         let _follow = AbortOnDropHandle::new(tokio::spawn(follow(Arc::clone(&self.store), seen, self.wake.clone())));
 
         tokio::select! {
-            () = life.begin() => self.work(life, results, stop).await,
+            () = life.begin() => self.work(life, kept, stop).await,
             () = stop.cancelled() => {}
         }
         if !life.lost.is_cancelled() {
@@ -114,7 +114,7 @@ impl Worker {
         }
     }
 
-    async fn work(&self, life: &Arc<Life>, results: &mpsc::Sender<Finished>, stop: &CancellationToken) {
+    async fn work(&self, life: &Arc<Life>, kept: &mpsc::Sender<Finished>, stop: &CancellationToken) {
         tracing::info!(owner = %life.owner(), "the delivery worker {} begins", life.owner());
         self.vitals.set_running(true);
         let recover = AbortOnDropHandle::new(tokio::spawn(recover(
@@ -124,6 +124,7 @@ impl Worker {
         )));
         let attempts = TaskTracker::new();
         let interrupt = CancellationToken::new();
+        let (finished, results) = mpsc::channel(self.settings.max_inflight.max(1));
         let dispatcher = Dispatcher {
             store: Arc::clone(&self.store),
             settings: Arc::clone(&self.settings),
@@ -132,12 +133,14 @@ impl Worker {
             wake: self.wake.clone(),
             vitals: self.vitals.clone(),
             life: Arc::clone(life),
-            results: results.clone(),
+            finished,
+            kept: kept.clone(),
             attempts: attempts.clone(),
             interrupt: interrupt.clone(),
             stop: stop.clone(),
         };
-        dispatcher.run().await;
+        dispatcher.run(results).await;
+        drop(dispatcher);
         self.vitals.set_running(false);
         drop(recover);
         attempts.close();

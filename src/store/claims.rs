@@ -6,7 +6,10 @@ use crate::domain::ids::SubscriptionId;
 use crate::domain::seal::Unopened;
 use crate::domain::time::Millis;
 
+use super::counts::{CountRole, PERIOD_MS};
 use super::events::EventRow;
+use super::settle::{BRIEF_LOCK_TIMEOUT, ResultColumns, Settlement};
+use super::skip::SKIPPED_ERROR;
 use super::{Secrets, Store, StoreError, StoredEvent};
 
 /// What is on record of an attempt whose claim was lost.
@@ -118,17 +121,46 @@ impl Store {
 
     /// Claims what is due for these subscriptions, within their caps and the room of this process.
     pub async fn claim(&self, claim: &Claim<'_>, candidates: &[Candidate]) -> Result<Pass, StoreError> {
+        let turn = self.settle_and_claim(&[], claim, candidates).await?;
+        turn.map(|(_, pass)| pass).ok_or_else(StoreError::marks_keep_moving)
+    }
+
+    /// Records results of claims of the same owner, durably, and claims what may run then. Answers the claims that were
+    /// lost meanwhile, and what was claimed; `None` where nothing was recorded and nothing claimed, because the marks of
+    /// keys moved meanwhile. Rows that others hold are waited for only a moment.
+    pub async fn settle_and_claim(
+        &self,
+        settlements: &[Settlement],
+        claim: &Claim<'_>,
+        candidates: &[Candidate],
+    ) -> Result<Option<(HashSet<i64>, Pass)>, StoreError> {
+        let results = ResultColumns::of(settlements);
         let columns = CandidateColumns::of(candidates);
         let mut at_once = self.at_once().await?;
         let rows = sqlx::query!(
             r#"
-            SELECT version AS "version!", now_ms AS "now_ms!", skipped AS "skipped!", subscription_id, free, consumer,
-                   endpoint, secret, previous_secret, retry_policy, seq, attempt, at_most_once, skipped_by_operator,
-                   claim_id, priority, due_at, event_id, event_type, event_version, source, actor, on_behalf_of,
-                   subject_type, subject_id, subject_revision, trace_id, event_priority, visibility, occurred_at,
-                   received_at, payload, hops
-            FROM claim_deliveries($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+            SELECT lost AS "lost!", version AS "version!", now_ms AS "now_ms!", skipped AS "skipped!", subscription_id,
+                   free, consumer, endpoint, secret, previous_secret, retry_policy, seq, attempt, at_most_once,
+                   skipped_by_operator, claim_id, priority, due_at, event_id, event_type, event_version, source, actor,
+                   on_behalf_of, subject_type, subject_id, subject_revision, trace_id, event_priority, visibility,
+                   occurred_at, received_at, payload, hops
+            FROM settle_and_claim(
+                $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22
+            )
             "#,
+            claim.owner,
+            &results.subscription_id as &[&str],
+            &results.position,
+            &results.claim_id,
+            &results.outcome as &[&str],
+            &results.http_status as &[Option<i32>],
+            &results.error as &[Option<String>],
+            &results.wait_ms,
+            SKIPPED_ERROR,
+            BRIEF_LOCK_TIMEOUT,
+            self.counts_owner,
+            CountRole::Settle.name(),
+            PERIOD_MS,
             &columns.id as &[&str],
             &columns.critical,
             &columns.important,
@@ -136,13 +168,14 @@ impl Store {
             &columns.room,
             &columns.consumer_room,
             claim.room,
-            claim.owner,
             claim.lease_ms,
             claim.inflight_default,
         )
         .fetch_all(self.run(&mut at_once))
         .await?;
         at_once.end().await?;
+        let Some(first) = rows.first() else { return Ok(None) };
+        let lost: HashSet<i64> = first.lost.iter().copied().collect();
 
         let mut pass = Pass::default();
         let mut counted: HashSet<SubscriptionId> = HashSet::new();
@@ -201,7 +234,7 @@ impl Store {
                 subscription_id,
             });
         }
-        Ok(pass)
+        Ok(Some((lost, pass)))
     }
 
     /// Releases claims whose lease has ended, and, when there is a `judge`, an owner that lives now as well, claims whose
@@ -252,8 +285,7 @@ impl Store {
             change.add(&row.former, -1);
             change.add(&row.status, 1);
         }
-        self.count(&mut transaction, super::counts::CountRole::Recover, change)
-            .await?;
+        self.count(&mut transaction, CountRole::Recover, change).await?;
         transaction.commit().await?;
         let mut subscriptions: Vec<SubscriptionId> = rows
             .iter()

@@ -17,6 +17,7 @@ pub(super) const PERIOD_MS: i64 = 10_000;
 pub(super) enum CountRole {
     Publish,
     Settle,
+    SettleLater,
     Recover,
     Operate,
 }
@@ -26,6 +27,7 @@ impl CountRole {
         match self {
             Self::Publish => "publish",
             Self::Settle => "settle",
+            Self::SettleLater => "settle-later",
             Self::Recover => "recover",
             Self::Operate => "operate",
         }

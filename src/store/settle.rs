@@ -14,7 +14,7 @@ use super::{Store, StoreError};
 const ERROR_CHARS_MAX: usize = 500;
 
 /// How long to wait for rows that others hold where it is worth a moment, not seconds.
-const BRIEF_LOCK_TIMEOUT: &str = "100ms";
+pub(super) const BRIEF_LOCK_TIMEOUT: &str = "100ms";
 
 /// How often a change begins anew because the marks of its keys moved while it waited for them.
 pub(super) const ROUNDS_MAX: u32 = 50;
@@ -118,7 +118,7 @@ impl Store {
             SKIPPED_ERROR,
             lock_timeout,
             self.counts_owner,
-            CountRole::Settle.name(),
+            CountRole::SettleLater.name(),
             PERIOD_MS,
         )
         .fetch_one(self.run(&mut at_once))
@@ -149,18 +149,18 @@ impl Store {
 
 /// The columns of results, one array each.
 #[derive(Default)]
-struct ResultColumns<'a> {
-    subscription_id: Vec<&'a str>,
-    position: Vec<i64>,
-    claim_id: Vec<i64>,
-    outcome: Vec<&'static str>,
-    http_status: Vec<Option<i32>>,
-    error: Vec<Option<String>>,
-    wait_ms: Vec<i64>,
+pub(super) struct ResultColumns<'a> {
+    pub(super) subscription_id: Vec<&'a str>,
+    pub(super) position: Vec<i64>,
+    pub(super) claim_id: Vec<i64>,
+    pub(super) outcome: Vec<&'static str>,
+    pub(super) http_status: Vec<Option<i32>>,
+    pub(super) error: Vec<Option<String>>,
+    pub(super) wait_ms: Vec<i64>,
 }
 
 impl<'a> ResultColumns<'a> {
-    fn of(settlements: &'a [Settlement]) -> Self {
+    pub(super) fn of(settlements: &'a [Settlement]) -> Self {
         let mut columns = Self::default();
         for settlement in settlements {
             columns.subscription_id.push(settlement.subscription_id.as_str());

@@ -125,6 +125,7 @@ impl Side {
             Ok(Candidate {
                 id,
                 frontier: [0; 3],
+                room: i64::MAX,
                 consumer_room: ROOM,
             })
         });
