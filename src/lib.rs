@@ -208,7 +208,7 @@ impl App {
         let stop_background = self.stop_background;
         self.tasks.spawn({
             let (store, stop) = (Arc::clone(&self.store), stop_background.clone());
-            async move { stop.run_until_cancelled(keep_sealed(store)).await }
+            async move { stop.run_until_cancelled(Box::pin(keep_sealed(store))).await }
         });
         self.tasks.spawn({
             let stop = stop.clone();

@@ -1,7 +1,7 @@
 //! The loop that decides when to look for work and claims it. Claims, and with them every rule about who may run, are
 //! the store's.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use crate::store::{
 
 use super::DeliverySettings;
 use super::agenda::{Agenda, Turn};
+use super::breaker::Heard;
 use super::frontier::{Found, Frontiers};
 use super::life::Life;
 use super::outcome::{Ended, judge};
@@ -66,8 +67,8 @@ pub(super) struct Dispatcher {
 struct Memory {
     agenda: Agenda,
     frontiers: Frontiers,
-    /// Enabled subscriptions with their consumers, as of `version`.
-    known: HashMap<SubscriptionId, Arc<str>>,
+    /// Enabled subscriptions, as of `version`.
+    known: HashMap<SubscriptionId, Known>,
     version: i64,
     /// Subscriptions whose deliveries nothing can sign, until when they are left alone.
     unsigned: HashMap<SubscriptionId, Instant>,
@@ -78,6 +79,12 @@ struct Memory {
     /// No look before it: the store failed.
     pause_until: Instant,
     backoff: Duration,
+}
+
+/// What a subscription shares with others.
+struct Known {
+    consumer: Arc<str>,
+    endpoint: Arc<str>,
 }
 
 impl Memory {
@@ -148,8 +155,17 @@ impl Dispatcher {
             memory.known = view
                 .subscribers()
                 .iter()
-                .map(|subscriber| (subscriber.id.clone(), Arc::clone(&subscriber.consumer)))
+                .map(|subscriber| {
+                    let known = Known {
+                        consumer: Arc::clone(&subscriber.consumer),
+                        endpoint: Arc::clone(&subscriber.endpoint),
+                    };
+                    (subscriber.id.clone(), known)
+                })
                 .collect();
+            let endpoints: HashSet<&str> = memory.known.values().map(|known| &*known.endpoint).collect();
+            self.shares
+                .endpoints(|all| all.keep(|endpoint| endpoints.contains(endpoint)));
             memory.sweep(now);
         }
         if woken.sweep || now >= memory.sweep_at {
@@ -200,6 +216,7 @@ impl Dispatcher {
                 candidates.push(Candidate {
                     frontier: memory.frontiers.start(&id),
                     id,
+                    room: 0,
                     consumer_room: 0,
                 });
             }
@@ -233,11 +250,13 @@ impl Dispatcher {
         }
         let (known, unsigned, now) = (&memory.known, &memory.unsigned, Instant::now());
         let most = (room * 4).clamp(*CANDIDATES.start(), *CANDIDATES.end());
+        let mut choice = self.shares.endpoints(|all| all.choice());
         let chosen = memory.agenda.choose(most, |id, full| match known.get(id) {
             None => Turn::Drop,
             Some(_) if full && self.shares.runs(id) => Turn::Drop,
             Some(_) if unsigned.get(id).is_some_and(|until| *until > now) => Turn::Drop,
-            Some(consumer) if self.shares.consumer_room(consumer) == 0 => Turn::Wait,
+            Some(known) if self.shares.consumer_room(&known.consumer) == 0 => Turn::Wait,
+            Some(known) if !self.shares.endpoints(|all| choice.take(all, &known.endpoint)) => Turn::Wait,
             Some(_) => Turn::Take,
         });
         if chosen.is_empty() {
@@ -245,12 +264,15 @@ impl Dispatcher {
         }
         let candidates: Vec<Candidate> = chosen
             .into_iter()
-            .map(|id| Candidate {
-                frontier: memory.frontiers.start(&id),
-                consumer_room: known
-                    .get(&id)
-                    .map_or(0, |consumer| as_i64(self.shares.consumer_room(consumer))),
-                id,
+            .filter_map(|id| {
+                let known = known.get(&id)?;
+                let own = self.shares.endpoints(|all| choice.room(all, &known.endpoint));
+                Some(Candidate {
+                    frontier: memory.frontiers.start(&id),
+                    room: own.map_or(i64::MAX, as_i64),
+                    consumer_room: as_i64(self.shares.consumer_room(&known.consumer)),
+                    id,
+                })
             })
             .collect();
         let lease = self.settings.timeout + LEASE_MARGIN;
@@ -340,11 +362,13 @@ impl Dispatcher {
             let consumer_taken = memory
                 .known
                 .get(id)
-                .and_then(|consumer| taken_by.get(&**consumer))
+                .and_then(|known| taken_by.get(&*known.consumer))
                 .copied()
                 .unwrap_or(0);
-            let cut = pass.claimed.len() >= room || consumer_taken >= candidate.consumer_room;
-            let found = if as_i64(rows.len()) >= free {
+            // Held to less than its own cap, it waits for what holds it.
+            let held = as_i64(rows.len()) >= candidate.room;
+            let cut = held || pass.claimed.len() >= room || consumer_taken >= candidate.consumer_room;
+            let found = if as_i64(rows.len()) >= free && !held {
                 if !rows.is_empty() || self.shares.runs(id) {
                     memory.agenda.set_full(id.clone());
                 }
@@ -363,7 +387,9 @@ impl Dispatcher {
     fn start(&self, pass: Pass, lease_ends_at: Instant) {
         for claimed in pass.claimed {
             let attempt = Attempt {
-                slot: self.shares.take(&claimed.consumer, &claimed.subscription_id),
+                slot: self
+                    .shares
+                    .take(&claimed.consumer, &claimed.subscription_id, &claimed.endpoint),
                 waited_ms: claimed
                     .event
                     .as_ref()
@@ -435,6 +461,9 @@ impl Attempt {
             };
             // The panic itself is logged by the hook; the delivery must not wait for its lease.
             let ended = ended.unwrap_or_else(|_panic| Ended::Failed("internal error".to_owned()));
+            if let Some(heard) = Heard::of(&ended) {
+                self.slot.heard(heard);
+            }
             once(
                 self.claimed.at_most_once,
                 judge(ended, attempt, &schedule, rand::random()),

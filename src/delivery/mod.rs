@@ -3,6 +3,7 @@
 //! What runs is decided in the store, by claims; this room decides when to look, sends, and records what came of it.
 
 mod agenda;
+mod breaker;
 mod dispatcher;
 mod frontier;
 mod life;

@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 
 use crate::domain::ids::SubscriptionId;
 
+use super::breaker::{Endpoints, Heard, Turned};
 use super::wake::Wake;
 
 /// The slots of a process and what holds them.
@@ -18,11 +19,11 @@ pub(super) struct Shares {
     wake: Wake,
 }
 
-#[derive(Default)]
 struct Used {
     total: usize,
     by_consumer: HashMap<Box<str>, usize>,
     by_subscription: HashMap<SubscriptionId, usize>,
+    endpoints: Endpoints,
 }
 
 /// One delivery's right to a slot, given back when dropped.
@@ -30,6 +31,7 @@ pub(super) struct Slot {
     shares: Arc<Shares>,
     consumer: Box<str>,
     subscription_id: SubscriptionId,
+    endpoint: Arc<str>,
 }
 
 /// Slots in use at one moment.
@@ -45,7 +47,12 @@ impl Shares {
     pub(super) fn new(slots: usize, wake: Wake) -> Arc<Self> {
         Arc::new(Self {
             slots,
-            used: Mutex::default(),
+            used: Mutex::new(Used {
+                total: 0,
+                by_consumer: HashMap::new(),
+                by_subscription: HashMap::new(),
+                endpoints: Endpoints::new(slots),
+            }),
             emptied: Notify::new(),
             wake,
         })
@@ -76,16 +83,24 @@ impl Shares {
     }
 
     /// Takes a slot. What the store has granted is counted even beyond the limit.
-    pub(super) fn take(self: &Arc<Self>, consumer: &str, subscription_id: &SubscriptionId) -> Slot {
+    pub(super) fn take(self: &Arc<Self>, consumer: &str, subscription_id: &SubscriptionId, endpoint: &str) -> Slot {
+        let endpoint = Arc::from(endpoint);
         let mut used = self.used.lock();
         used.total += 1;
+        used.endpoints.take(&endpoint);
         *used.by_consumer.entry(consumer.into()).or_default() += 1;
         *used.by_subscription.entry(subscription_id.clone()).or_default() += 1;
         Slot {
             shares: Arc::clone(self),
             consumer: consumer.into(),
             subscription_id: subscription_id.clone(),
+            endpoint,
         }
+    }
+
+    /// Looks at the endpoints as they are now.
+    pub(super) fn endpoints<T>(&self, look: impl FnOnce(&mut Endpoints) -> T) -> T {
+        look(&mut self.used.lock().endpoints)
     }
 
     /// Waits until no slot is held.
@@ -100,10 +115,28 @@ impl Shares {
     }
 }
 
+impl Slot {
+    /// The attempt has told something about its endpoint.
+    pub(super) fn heard(&self, heard: Heard) {
+        let id = &self.subscription_id;
+        match self
+            .shares
+            .endpoints(|endpoints| endpoints.heard(&self.endpoint, heard))
+        {
+            Some(Turned::Alone) => {
+                tracing::info!(subscription_id = %id, "the endpoint of {id} keeps failing and is tried alone until it answers");
+            }
+            Some(Turned::Together) => tracing::info!(subscription_id = %id, "the endpoint of {id} answers again"),
+            None => {}
+        }
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut used = self.shares.used.lock();
         used.total -= 1;
+        used.endpoints.release(&self.endpoint);
         release(&mut used.by_consumer, &self.consumer);
         release(&mut used.by_subscription, &self.subscription_id);
         if used.total == 0 {
@@ -146,7 +179,7 @@ mod tests {
         let wake = Wake::new();
         let shares = Shares::new(4, wake.clone());
         let id = SubscriptionId::generate();
-        let slot = shares.take("media", &id);
+        let slot = shares.take("media", &id, "http://127.0.0.1/");
         assert_eq!(
             (shares.room(), shares.consumer_room("media"), shares.runs(&id)),
             (3, 1, true)
@@ -169,7 +202,7 @@ mod tests {
             for (consumer, take) in takes {
                 let name = format!("c{consumer}");
                 if take && shares.room() > 0 && shares.consumer_room(&name) > 0 {
-                    held.push((consumer, shares.take(&name, &ids[consumer])));
+                    held.push((consumer, shares.take(&name, &ids[consumer], "http://127.0.0.1/")));
                 } else if !take && !held.is_empty() {
                     held.remove(0);
                 }

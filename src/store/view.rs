@@ -4,6 +4,7 @@
 //! statement that takes a position also tells whether this copy is current.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use sqlx::PgConnection;
@@ -15,13 +16,21 @@ use crate::domain::topic::TopicPattern;
 use super::{Store, StoreError};
 
 /// One enabled subscription, as fan-out and the dispatcher need it.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Subscriber {
     /// Its id.
     pub id: SubscriptionId,
     /// Who receives; shares of the delivery slots are counted by it.
     pub consumer: Arc<str>,
+    /// Where to; what is known of an endpoint is kept by it. It may hold secrets.
+    pub endpoint: Arc<str>,
     pattern: TopicPattern,
+}
+
+impl fmt::Debug for Subscriber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} for {}", self.id, self.consumer, self.pattern.as_str())
+    }
 }
 
 /// Every enabled subscription at one version of the store.
@@ -115,7 +124,7 @@ impl Store {
         let rows = sqlx::query!(
             r#"
             SELECT c.version AS "version!", e.value AS "epoch!", s.id AS "id?", s.consumer AS "consumer?",
-                   s.topic_pattern AS "topic_pattern?"
+                   s.topic_pattern AS "topic_pattern?", s.endpoint AS "endpoint?"
             FROM store_counter c
             CROSS JOIN store_epoch e
             LEFT JOIN subscriptions s ON s.enabled = 1 AND s.project_id IS NULL
@@ -130,14 +139,14 @@ impl Store {
         let (version, epoch) = (first.version, first.epoch);
         let subscribers = rows
             .into_iter()
-            .filter_map(|row| Some((row.id?, row.consumer?, row.topic_pattern?)))
-            .filter_map(|(id, consumer, pattern)| {
+            .filter_map(|row| Some((row.id?, row.consumer?, row.topic_pattern?, row.endpoint?)))
+            .filter_map(|(id, consumer, pattern, endpoint)| {
                 let parsed = SubscriptionId::parse(&id).zip(TopicPattern::parse(&pattern));
                 if parsed.is_none() {
                     tracing::warn!(subscription_id = %id, "subscription {id} has an unreadable id or pattern and is left out");
                 }
                 let (id, pattern) = parsed?;
-                Some(Subscriber { id, consumer: consumer.into(), pattern })
+                Some(Subscriber { id, consumer: consumer.into(), endpoint: endpoint.into(), pattern })
             })
             .collect();
         let read = Arc::new(View::new(version, epoch, policies, subscribers));

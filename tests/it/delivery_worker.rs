@@ -9,7 +9,7 @@ use std::{
 use openvibe_events::{
     delivery::{self, DeliverySettings, Vitals, Wake},
     domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, seal::Sealer, time::Millis},
-    store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Store, SubscriptionChange},
+    store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Skip, Store, SubscriptionChange},
     tls::{Authorities, Trust},
 };
 use serde_json::json;
@@ -198,10 +198,11 @@ impl World {
             .collect();
         let deliveries: Vec<NewDelivery<'_>> = events
             .iter()
+            .enumerate()
             .zip(keys)
-            .flat_map(|(event, key)| {
-                subscriptions.iter().map(|id| NewDelivery {
-                    event_id: &event.event_id,
+            .flat_map(|((event, _), key)| {
+                subscriptions.iter().map(move |id| NewDelivery {
+                    event,
                     subscription_id: id,
                     ordering_key: *key,
                     at_most_once,
@@ -536,6 +537,110 @@ async fn a_consumer_that_hangs_holds_half_of_the_slots_at_most() {
 }
 
 #[tokio::test]
+async fn an_endpoint_that_keeps_timing_out_is_tried_alone_until_it_answers() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |_| Answer::hang(204));
+    // Two subscriptions to one endpoint, four at a time each.
+    let mut ids = Vec::new();
+    for consumer in ["chat", "bell"] {
+        let id = world.subscribe(consumer, &world.receiver.url("/hook")).await;
+        let four = SubscriptionChange {
+            max_inflight: Some(Some(4)),
+            ..SubscriptionChange::default()
+        };
+        world
+            .store
+            .update_subscription(consumer, &id, &four)
+            .await
+            .expect("a change");
+        ids.push(id);
+    }
+    let mut hasty = settings();
+    hasty.timeout = Duration::from_millis(400);
+    hasty.retry.backoff_ms = vec![0];
+    hasty.retry.max_attempts = 20;
+    let process = Process::start(world.database.url(), hasty).await;
+    let both: Vec<&SubscriptionId> = ids.iter().collect();
+    world.publish(10, &both).await;
+    process.wake.subscriptions(ids.iter().cloned());
+    // All that may run at once time out; what was begun while they did so ends; from then on it is one at a time.
+    let calls = world.receiver.wait_calls(16 + 4, SOON).await;
+    let alone: Vec<Instant> = calls[16..].iter().map(|call| call.arrived).collect();
+    let apart = alone
+        .windows(2)
+        .all(|pair| pair[1] - pair[0] >= Duration::from_millis(400));
+    assert!(apart, "{alone:?}");
+    assert_eq!(world.receiver.peak("/hook"), 8);
+    // Its first answer ends that, and every attempt was counted as ever.
+    world
+        .receiver
+        .answer_with("/hook", |_| Answer::status(204).after(Duration::from_millis(100)));
+    let before = world.receiver.calls().len();
+    world.receiver.more_calls_than(before + 1).await;
+    for id in &ids {
+        world.all(id, "delivered").await;
+    }
+    let attempts: i32 = world
+        .rows(&ids[0])
+        .await
+        .iter()
+        .chain(&world.rows(&ids[1]).await)
+        .map(|row| row.attempt)
+        .sum();
+    assert_eq!(usize::try_from(attempts), Ok(world.receiver.calls().len()));
+    let after: Vec<Instant> = world.receiver.calls()[before + 2..]
+        .iter()
+        .map(|call| call.arrived)
+        .collect();
+    let together = after
+        .windows(2)
+        .filter(|pair| pair[1] - pair[0] < Duration::from_millis(50))
+        .count();
+    assert!(together >= 6, "more than one at a time again: {after:?}");
+}
+
+#[tokio::test]
+async fn fifty_endpoints_that_hang_keep_no_healthy_one_waiting() {
+    let world = World::new().await;
+    let healthy = world.subscribe("healthy", &world.receiver.url("/healthy")).await;
+    let mut hanging = Vec::new();
+    for n in 0..50 {
+        let path = format!("/hangs/{n}");
+        world.receiver.answer_with(&path, |_| Answer::hang(204));
+        hanging.push(world.subscribe(&format!("hangs{n}"), &world.receiver.url(&path)).await);
+    }
+    let mut eight = settings();
+    eight.max_inflight = 8;
+    eight.timeout = Duration::from_secs(2);
+    let process = Process::start(world.database.url(), eight).await;
+    let healthy_calls = || world.receiver.calls_to("/healthy").len();
+    world.publish(1, &[&healthy]).await;
+    world.all(&healthy, "delivered").await;
+
+    let all: Vec<&SubscriptionId> = hanging.iter().collect();
+    world.publish(3, &all).await;
+    process.wake.subscriptions(hanging.iter().cloned());
+    let stuck = || world.receiver.calls().len() - healthy_calls();
+    // Also while one lot of them times out and the next one takes its place.
+    for round in 0..6 {
+        eventually("half of the slots hang", SOON, async || {
+            (process.vitals.read().inflight == 4 && stuck() > round * 3)
+                .then_some(())
+                .ok_or(stuck())
+        })
+        .await;
+        let asked = Instant::now();
+        world.publish(1, &[&healthy]).await;
+        process.wake.subscriptions([healthy.clone()]);
+        world.receiver.wait_calls_to("/healthy", 2 + round, SOON).await;
+        let took = asked.elapsed();
+        assert!(took < Duration::from_secs(1), "round {round}: {took:?}");
+    }
+    assert!(world.receiver.peak_total() <= 5, "{}", world.receiver.peak_total());
+    world.receiver.release();
+}
+
+#[tokio::test]
 async fn a_cap_that_was_raised_elsewhere_is_used_within_moments_and_a_lowered_one_at_once() {
     let world = World::new().await;
     world.receiver.answer_with("/hook", |_| Answer::hang(204));
@@ -614,6 +719,24 @@ async fn a_crashed_owners_work_moves_on_within_five_seconds_and_not_while_it_may
     );
     assert_eq!(calls[1].attempt(), 2, "the attempt may have arrived, so it counts");
     world.all(&id, "delivered").await;
+}
+
+#[tokio::test]
+async fn what_was_skipped_while_it_ran_is_not_sent_again_when_its_owner_dies() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |_| Answer::hang(204));
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let mut first = Process::start(world.database.url(), settings()).await;
+    world.publish(1, &[&id]).await;
+    let event_id = world.receiver.wait_calls(1, SOON).await[0].event_id().to_owned();
+    let found = world.store.skip(&id, &[&event_id]).await.expect("a skip");
+    assert_eq!(found[&event_id], Skip::InFlight);
+    let _second = Process::start(world.database.url(), settings()).await;
+    first.crash();
+    world.all(&id, "dead").await;
+    let error = world.rows(&id).await[0].last_error.clone().expect("a reason on record");
+    assert!(error.contains("skipped by an operator"), "{error}");
+    assert_eq!(world.receiver.calls().len(), 1);
 }
 
 #[tokio::test]

@@ -42,7 +42,11 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) async fn new() -> Self {
-        let database = Database::create().await;
+        Self::on(Database::create().await).await
+    }
+
+    /// A store on this database.
+    pub(crate) async fn on(database: Database) -> Self {
         let store = connect(&database).await;
         Self { database, store }
     }
@@ -169,9 +173,10 @@ pub(crate) async fn put_keyed(
     let rows: Vec<NewEvent<'_>> = events.iter().map(|(event, _)| new_event(event)).collect();
     let deliveries: Vec<NewDelivery<'_>> = events
         .iter()
-        .filter_map(|(event, ordering_key)| {
+        .enumerate()
+        .filter_map(|(event, (_, ordering_key))| {
             Some(NewDelivery {
-                event_id: &event.event_id,
+                event,
                 subscription_id: subscription?,
                 ordering_key: *ordering_key,
                 at_most_once: false,
@@ -179,9 +184,9 @@ pub(crate) async fn put_keyed(
         })
         .collect();
     let mut group = store.open_group(&ids).await?;
-    let positions = group.store(&rows, &deliveries).await?;
+    let first = group.store(&rows, &deliveries).await?;
     group.commit().await?;
-    Ok(ids.iter().map(|id| positions[*id]).collect())
+    Ok((first..).take(events.len()).collect())
 }
 
 /// A candidate without bounds.
@@ -189,6 +194,7 @@ pub(crate) fn candidate(id: &SubscriptionId) -> Candidate {
     Candidate {
         id: id.clone(),
         frontier: NO_FRONTIER,
+        room: 1_000,
         consumer_room: 1_000,
     }
 }

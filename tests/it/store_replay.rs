@@ -7,8 +7,8 @@ use openvibe_events::{
 
 use crate::{
     store_fixture::{
-        Door, Fixture, assert_counts, broken_keys, claim, delivered, event_from, event_of, events_of, heads, positions,
-        put, put_keyed, request, settle_all,
+        Door, Fixture, assert_counts, broken_keys, claim, costs, delivered, event_from, event_of, events_of, heads,
+        positions, put, put_keyed, request, settle_all,
     },
     support::envelopes::envelope,
 };
@@ -279,4 +279,28 @@ async fn a_replay_that_meets_its_bound_says_where_to_go_on() {
     assert_eq!(queued, [10_000, 501]);
     assert_eq!(fixture.number("SELECT count(*) FROM deliveries").await, 10_501);
     assert_counts(&fixture.store, fixture.pool()).await;
+}
+
+#[tokio::test]
+async fn the_first_event_of_a_time_is_found_without_reading_the_log() {
+    let fixture = Fixture::new().await;
+    fixture
+        .sql(
+            "INSERT INTO events (id, seq, event_type, version, source, actor, subject_type, subject_id, trace_id, priority, \
+             visibility, occurred_at, received_at, payload, publisher) \
+             SELECT 'evt_' || lpad(n::text, 26, '0'), n * 3, 'live.a.b', 1, 'live', '{}', 'thing', 'x', 'trc_1', 'low', \
+             'public', 't', n * 100, '{}', 'svc:live' FROM generate_series(1, 50000) n; ANALYZE events",
+        )
+        .await;
+    for time in [0, 1, 2_500_000, 4_999_950, 9_999_999] {
+        for cost in costs(fixture.pool(), "WITH RECURSIVE search", &time.to_string()).await {
+            assert!(cost.rows < 60 && cost.scanned.is_empty(), "{time}: {cost:?}");
+        }
+    }
+    for cost in costs(fixture.pool(), "OVER (ORDER BY seq) AS row", "74700, 2500000, 200000").await {
+        assert!(
+            cost.rows < 300 && cost.scanned.is_empty(),
+            "ten seconds of the log: {cost:?}"
+        );
+    }
 }

@@ -7,8 +7,12 @@ use openvibe_events::{
     store::{Outcome, ReplaySelection, SKIPPED_ERROR, Skip},
 };
 
+use sqlx::{AssertSqlSafe, PgConnection};
+
+use crate::support::wait::{SOON, eventually};
+
 use crate::store_fixture::{
-    Fixture, assert_counts, broken_keys, claim, delivered, events_of, heads, positions, put, put_keyed, retry,
+    Fixture, assert_counts, broken_keys, claim, costs, delivered, events_of, heads, positions, put, put_keyed, retry,
     settle_all,
 };
 
@@ -175,4 +179,85 @@ async fn skips_publishes_and_settles_at_once_leave_every_key_with_one_mark() {
     }
     let marked: HashSet<i64> = heads(fixture.pool(), &id).await.into_iter().collect();
     assert_eq!(marked.len(), 3);
+}
+
+#[tokio::test]
+async fn a_skip_in_front_of_a_long_queue_reads_a_few_rows_of_it() {
+    let fixture = Fixture::new().await;
+    let id = fixture.subscription(1).await;
+    let at = put(&fixture.store, Some(&id), &events_of(TYPE, 1), Some("k"))
+        .await
+        .expect("an event");
+    fixture
+        .sql(&format!(
+            "INSERT INTO deliveries (event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, \
+             ordering_key, head) SELECT 'evt_' || n, '{id}', {} + n, 2, 1, 1, 1, 'k', false FROM generate_series(1, 50000) n; \
+             ANALYZE deliveries",
+            at[0]
+        ))
+        .await;
+    let literals = format!("'{id}', ARRAY[{}]::bigint[]", at[0]);
+    for fragment in [
+        "AS \"claimed!\"\n            FROM deliveries d\n            JOIN wanted w ON w.seq = d.seq\n            WHERE",
+        "SELECT DISTINCT ordering_key FROM deliveries",
+    ] {
+        for cost in costs(fixture.pool(), fragment, &literals).await {
+            assert!(cost.rows < 20 && cost.scanned.is_empty(), "{fragment}: {cost:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_skip_holds_the_row_that_may_be_marked_next_also_when_that_came_while_it_waited() {
+    let fixture = Fixture::new().await;
+    let id = fixture.subscription(1).await;
+    let events = events_of(TYPE, 2);
+    let at = put(&fixture.store, Some(&id), &events[..1], Some("k"))
+        .await
+        .expect("an event");
+    // A skip that ends a row stops here until it is let go, holding what it holds.
+    fixture
+        .sql(
+            "CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NEW; END $$; \
+             CREATE TRIGGER hold BEFORE UPDATE ON deliveries FOR EACH ROW WHEN (NEW.status = 'dead') EXECUTE FUNCTION hold()",
+        )
+        .await;
+    let waiting = async |what: &str| {
+        let sql = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' \
+             AND wait_event {what} 'advisory'"
+        );
+        eventually("the skip waits", SOON, async || fixture.number(&sql).await == 1).await;
+    };
+    let mut gate = fixture.pool().acquire().await.expect("a connection");
+    sql_on(&mut gate, "SELECT pg_advisory_lock(7)").await;
+    let mut publish = fixture.pool().begin().await.expect("a transaction");
+    let first = format!("SELECT FROM deliveries WHERE seq = {} FOR UPDATE", at[0]);
+    sql_on(&mut publish, &first).await;
+    let skipping = skip(&fixture, &id, &events[..1]);
+    let meanwhile = async {
+        waiting("<>").await;
+        let behind = format!(
+            "INSERT INTO deliveries (event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, \
+             ordering_key, head) VALUES ('e', '{id}', {}, 2, 1, 1, 1, 'k', false)",
+            at[0] + 1
+        );
+        sql_on(&mut publish, &behind).await;
+        publish.commit().await.expect("a commit");
+        waiting("=").await;
+        let free = "WITH free AS (SELECT FROM deliveries WHERE event_id = 'e' FOR UPDATE SKIP LOCKED) SELECT count(*) FROM free";
+        assert_eq!(fixture.number(free).await, 0, "another skip could end it unseen");
+        sql_on(&mut gate, "SELECT pg_advisory_unlock(7)").await;
+    };
+    let (skipped, ()) = tokio::join!(skipping, meanwhile);
+    assert_eq!(skipped, [Skip::Skipped]);
+    assert_eq!(heads(fixture.pool(), &id).await, [at[0] + 1]);
+}
+
+async fn sql_on(connection: &mut PgConnection, statement: &str) {
+    sqlx::raw_sql(AssertSqlSafe(statement))
+        .execute(connection)
+        .await
+        .unwrap_or_else(|error| panic!("{statement}: {error}"));
 }
