@@ -7,8 +7,10 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::Response;
+use axum::http::header::EXPECT;
 use axum::middleware::Next;
 use axum::response::IntoResponse;
+use futures_util::StreamExt;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
@@ -18,35 +20,69 @@ use crate::problem::ApiError;
 
 /// Time for an answer once the body of the request has been read. A stream only has to begin in it.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(20);
+/// Bytes of a body that are read after its request was refused, and the time for them: such a body mostly came with its
+/// head.
+const REST_BYTES_MAX: u64 = 64 * 1024;
+const REST_DEADLINE: Duration = Duration::from_millis(100);
 
 /// The layer, for `axum::middleware::from_fn`: 503 `events.unavailable` after the deadline. The work is dropped, so what
 /// it had not committed is undone.
 pub(super) async fn answered_in_time(request: Request, next: Next) -> Response<Body> {
-    let (read, has_been_read) = oneshot::channel();
+    let (done, mut is_done) = oneshot::channel();
+    // Whoever waits to be asked for the body does not send it after a refusal.
+    let is_asked_for = request.headers().contains_key(EXPECT);
     let request = request.map(|body| {
         if body.is_end_stream() {
             return body;
         }
-        Body::new(Watched { body, read: Some(read) })
+        Body::new(Watched { body, done: Some(done) })
     });
+    let mut unread = None;
     let late = async {
-        // An error says that the sender is gone, and so is the body. A body that nobody reads is not waited for.
-        let _ = timeout(BODY_DEADLINE, has_been_read).await;
+        // An error says that there was no body. A body that nobody reads is not waited for.
+        if let Ok(Ok(rest)) = timeout(BODY_DEADLINE, &mut is_done).await {
+            unread = rest;
+        }
         sleep(ANSWER_DEADLINE).await;
     };
-    tokio::select! {
+    let response = tokio::select! {
         biased;
         response = next.run(request) => response,
         () = late => {
             ApiError::unavailable(format!("the handler did not answer in {ANSWER_DEADLINE:?}")).into_response()
         }
+    };
+    if let Some(rest) = unread.or_else(|| is_done.try_recv().ok().flatten())
+        && !is_asked_for
+    {
+        take_away(rest).await;
+    }
+    response
+}
+
+/// Reads what a refusal left of a small body, so that the connection can go on. A large or slow one ends it.
+async fn take_away(rest: Body) {
+    if rest.size_hint().upper().is_some_and(|bytes| bytes <= REST_BYTES_MAX) {
+        let mut rest = rest.into_data_stream();
+        let reading = async { while let Some(Ok(_)) = rest.next().await {} };
+        // The answer goes out all the same, and says that it is the last one.
+        let _ = timeout(REST_DEADLINE, reading).await;
     }
 }
 
-/// A body that tells when it has been read, or dropped.
+/// A body that tells when it has been read, and comes back when it is dropped before.
 struct Watched {
     body: Body,
-    read: Option<oneshot::Sender<()>>,
+    done: Option<oneshot::Sender<Option<Body>>>,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some(done) = self.done.take() {
+            // Nobody waits for it where the request is gone as well.
+            let _ = done.send(Some(std::mem::take(&mut self.body)));
+        }
+    }
 }
 
 impl HttpBody for Watched {
@@ -55,8 +91,10 @@ impl HttpBody for Watched {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        if !matches!(frame, Some(Ok(_))) {
-            drop(self.read.take());
+        if !matches!(frame, Some(Ok(_)))
+            && let Some(done) = self.done.take()
+        {
+            let _ = done.send(None);
         }
         Poll::Ready(frame)
     }
@@ -153,5 +191,65 @@ mod tests {
         let request = Request::post("/never").body(Body::from("{}")).unwrap();
         assert_eq!(asked(router, request).await.status(), 503);
         assert!(since.elapsed() <= BODY_DEADLINE + ANSWER_DEADLINE + Duration::from_millis(10));
+    }
+
+    /// Whether a body was read to its end though its handler refused it unread.
+    async fn is_taken_away(expects: bool, parts: Vec<(&'static str, Duration)>, length: Option<u64>) -> bool {
+        struct Sized(Body, Option<u64>);
+        impl HttpBody for Sized {
+            type Data = Bytes;
+            type Error = axum::Error;
+
+            fn poll_frame(
+                mut self: Pin<&mut Self>,
+                cx: &mut Context<'_>,
+            ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+                Pin::new(&mut self.0).poll_frame(cx)
+            }
+
+            fn size_hint(&self) -> SizeHint {
+                self.1.map_or_else(SizeHint::default, SizeHint::with_exact)
+            }
+        }
+        let ended = Arc::new(AtomicBool::new(false));
+        let end = ended.clone();
+        let parts = stream::iter(parts).then(|(part, wait)| async move {
+            sleep(wait).await;
+            Ok::<_, axum::Error>(part)
+        });
+        let end = stream::once(async move {
+            end.store(true, Ordering::SeqCst);
+            Ok("")
+        });
+        let router = layers(Router::new().route("/refuse", post(|| async { ApiError::BadRequest("no".into()) })));
+        let mut request = Request::post("/refuse");
+        if expects {
+            request = request.header(EXPECT, "100-continue");
+        }
+        let body = Body::new(Sized(Body::from_stream(parts.chain(end)), length));
+        assert_eq!(asked(router, request.body(body).unwrap()).await.status(), 400);
+        ended.load(Ordering::SeqCst)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_small_rest_of_a_refused_body_is_read_and_no_other() {
+        let (at_once, later) = (Duration::from_millis(1), Duration::from_secs(1));
+        assert!(is_taken_away(false, vec![("{", at_once), ("}", at_once)], Some(2)).await);
+        assert!(
+            !is_taken_away(true, vec![("{", at_once), ("}", at_once)], Some(2)).await,
+            "it was not asked for"
+        );
+        assert!(
+            !is_taken_away(false, vec![("{", at_once), ("}", later)], Some(2)).await,
+            "it is slow"
+        );
+        assert!(
+            !is_taken_away(false, vec![("{}", at_once)], Some(REST_BYTES_MAX + 1)).await,
+            "it is large"
+        );
+        assert!(
+            !is_taken_away(false, vec![("{}", at_once)], None).await,
+            "it has no known end"
+        );
     }
 }

@@ -18,7 +18,7 @@ use crate::domain::time::{Millis, parse_rfc3339};
 use crate::problem::ApiError;
 use crate::store::{DeliveryCounts, DeliveryFilter, DeliveryRow, ReplaySelection, Skip};
 
-use super::answer::json;
+use super::answer::{json, json_in};
 use super::api::Api;
 use super::body::read_members;
 use super::caller::{Caller, ListDeliveries, ReplayDeliveries, SkipDeliveries};
@@ -114,6 +114,7 @@ pub(super) async fn list(
         // One more tells whether the page is the last.
         limit: i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1),
     };
+    let room = api.rooms.page().await;
     let mut rows = api.store.deliveries(&filter).await?;
     let counts = api.store.delivery_counts().await?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -124,14 +125,12 @@ pub(super) async fn list(
         .filter(|_| more)
         .map(|row| place(row.seq, &row.subscription_id));
     let deliveries = rows.into_iter().map(DeliveryView::from).collect();
-    Ok(json(
-        StatusCode::OK,
-        &DeliveryList {
-            deliveries,
-            counts,
-            next,
-        },
-    ))
+    let list = DeliveryList {
+        deliveries,
+        counts,
+        next,
+    };
+    Ok(json_in(room, &list))
 }
 
 /// Queues deliveries of a subscription again.

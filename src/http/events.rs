@@ -3,10 +3,8 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
 use crate::domain::cursor::Cursor;
 use crate::domain::ids::EventId;
@@ -14,6 +12,7 @@ use crate::domain::topic::TopicPattern;
 use crate::problem::ApiError;
 use crate::store::{Page, PageRequest, PulledEvent};
 
+use super::answer::json_text;
 use super::api::Api;
 use super::caller::{Caller, PullEvents, ReadEvent};
 use super::query::{PathOf, Query};
@@ -122,8 +121,4 @@ fn write_event(body: &mut String, event: &PulledEvent) {
     let _ = write!(body, r#"{{"cursor":"{}","event":"#, event.cursor);
     event.envelope.write_json(body);
     body.push('}');
-}
-
-fn json_text(body: Bytes) -> Response {
-    ([(CONTENT_TYPE, "application/json; charset=utf-8")], body).into_response()
 }

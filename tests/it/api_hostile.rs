@@ -207,9 +207,9 @@ fn targets(rows: &Rows) -> Vec<Target> {
 /// What becomes of the connection of a refused request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Connection {
-    /// The body was read to its end, so the next request can follow.
+    /// The body is small and its end is known, so the next request can follow.
     Stays,
-    /// The body was not read, or its end is not known.
+    /// The body is large, or where it ends is not known.
     MayEnd,
 }
 
@@ -329,27 +329,27 @@ impl Target {
                 what,
                 self.whole_as(content_type, "", &good),
                 MEDIA_TYPE,
-                Connection::MayEnd,
+                Connection::Stays,
             );
         }
         add(
             "a bad percent-encoding in a form",
             self.whole_as("application/x-www-form-urlencoded", "", "a=%zz"),
             MEDIA_TYPE,
-            Connection::MayEnd,
+            Connection::Stays,
         );
         let json = "application/json";
         add(
             "two codings",
             self.whole_as(json, "Content-Encoding: gzip, gzip\r\n", &good),
             MEDIA_TYPE,
-            Connection::MayEnd,
+            Connection::Stays,
         );
         add(
             "a damaged gzip",
             self.whole_as(json, "Content-Encoding: gzip\r\n", &good),
             BAD_JSON,
-            Connection::MayEnd,
+            Connection::Stays,
         );
         add(
             "a gzip bomb",
@@ -405,7 +405,7 @@ impl Target {
                 what,
                 [head.as_bytes(), good.as_bytes()].concat(),
                 NOT_FOUND,
-                Connection::MayEnd,
+                Connection::Stays,
             );
         }
 
