@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything a change must pass before it is proposed: format, lints, docs, dependencies, queries, tests.
+# Everything a change must pass before it is proposed: format, lints, docs and their examples, dependencies, queries, tests.
 #
 #   scripts/check.sh
 #
@@ -46,6 +46,8 @@ say "lints"
 cargo clippy --workspace --all-targets --locked -- -D warnings
 say "docs"
 RUSTDOCFLAGS=-Dwarnings cargo doc --workspace --no-deps --locked
+say "examples"
+scripts/docs.sh
 say "dependencies: bans, licences, sources"
 deny=$(cargo_deny)
 "$deny" --locked check bans licenses sources

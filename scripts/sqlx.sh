@@ -29,7 +29,7 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
-lines=$(scripts/services.sh up)
+lines=$(scripts/services.sh up postgres)
 eval "$lines"
 psql=psql
 psql --version >/dev/null 2>&1 || psql="$(pg_find_bin)/psql"

@@ -6,17 +6,16 @@
 #   scripts/test.sh --lib -- --nocapture  any other arguments of `cargo test`
 #
 # OV_TEST_PG_URL names a PostgreSQL of yours to use instead; `scripts/services.sh --help` tells the rest.
+#
+# OV_STORM_EVENTS and OV_STORM_SEEDS=1,2,3 make the test of crashes longer: events published, and one run for each seed.
+# OV_PLANS_ROWS makes the test of plans run with as many waiting deliveries.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 . scripts/lib/common.sh
-. scripts/lib/postgres.sh
 case ${1:-} in -h | --help) usage; exit ;; esac
 
 need_rust
-# The tests of `openvibe-events dev` start a cluster of their own.
-OV_PG_BIN=$(pg_find_bin)
-export OV_PG_BIN
 # Servers of this run only: two runs at once, or one beside `services.sh up`, do not meet.
 export OV_STATE_DIR="$root/.dev/test-$$"
 clean_up() {

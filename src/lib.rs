@@ -33,6 +33,7 @@ use delivery::{Delivery, DeliverySettings};
 use domain::seal::Sealer;
 use http::api::Api;
 use http::health::{Readiness, SERVICE};
+use http::room::Rooms;
 use identity::limits::{Allowance, Limits};
 use identity::{Keys, Verifier};
 use publish::{Publisher, Ring, Rules};
@@ -169,6 +170,7 @@ impl App {
                 max_payload_bytes: config.publish.max_payload_bytes,
             },
             endpoint_hosts: config.delivery.endpoint_hosts.clone(),
+            rooms: Rooms::default(),
             subscriptions_max: i64::from(config.delivery.max_subscriptions),
             wake: ring,
         });

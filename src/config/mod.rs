@@ -4,6 +4,7 @@
 //! no connection.
 
 mod fields;
+mod page;
 mod reader;
 mod report;
 mod values;
@@ -21,6 +22,7 @@ pub use fields::{
     AppQuotas, Apps, Archive, ArchiveS3, Billing, Carriers, CloudQueue, Config, Credentials, Database, Delivery, Http,
     Identity, Limits, Nats, Publish, Realtime, Release, Retention, Usage, Valkey,
 };
+pub use page::configuration_page;
 pub use reader::{ConfigErrors, Mistake, Origin, Setting};
 pub use report::{Report, env_example};
 pub use values::{Environment, Secret, SecretKey};

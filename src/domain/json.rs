@@ -109,6 +109,13 @@ impl<'a> Members<'a> {
         self.0.iter().map(|(name, value)| (name.as_ref(), *value))
     }
 
+    /// A name that is given more than once.
+    pub fn repeated(&self) -> Option<&str> {
+        let mut names: Vec<&str> = self.iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
+    }
+
     /// The value of the first member of that name.
     pub fn get(&self, name: &str) -> Option<&'a RawValue> {
         self.iter().find(|(own, _)| *own == name).map(|(_, value)| value)

@@ -13,6 +13,7 @@ use crate::problem::ApiError;
 use crate::publish::{Publisher, Rules};
 use crate::store::{SharedStore, StoreError};
 
+use super::room::Rooms;
 use super::{checkpoints, deliveries, events, policies, publish, subscriptions};
 
 /// What the routes work with; the composition root builds it.
@@ -29,6 +30,8 @@ pub struct Api {
     pub rules: Rules,
     /// Where subscriptions may point.
     pub endpoint_hosts: HostRules,
+    /// What pages of the log may take of the memory.
+    pub rooms: Rooms,
     /// How many subscriptions a consumer may hold.
     pub subscriptions_max: i64,
     /// Told that a subscription may have work.

@@ -11,19 +11,29 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue, Request, Response};
 use futures_util::{StreamExt, stream};
+use tokio::sync::Semaphore;
 use tower::{Service, service_fn};
 use tower_http::decompression::RequestDecompression;
 
-use crate::domain::json;
-use crate::problem::ApiError;
+use crate::domain::json::{self, Members};
+use crate::problem::{ApiError, Detail};
 
 /// Time for the whole body, from the first read.
 pub(super) const BODY_DEADLINE: Duration = Duration::from_secs(30);
 
+/// What the bodies that are arriving may hold in all, in KiB, however many connections there are. A small one is not
+/// counted.
+static ARRIVING: Semaphore = Semaphore::const_new(96 * 1024);
+/// Bytes of a body that are not counted.
+const UNCOUNTED: usize = 16 * 1024;
+
+/// Characters of a caller's member name that a refusal repeats.
+const NAME_CHARS_SHOWN: usize = 64;
+
 /// The text of a JSON object or array, as it was sent. An empty body is `{}`.
 ///
 /// Refusals: 415 for a content type, charset or encoding that is not accepted, 413 over `limit` bytes (the route's own,
-/// counted as they arrive and as they unpack), 400 `events.bad_json` for everything else that is wrong with it.
+/// counted as they arrive and as they unpack), 503 while too much else is arriving, 400 `events.bad_json` for everything else that is wrong with it.
 pub async fn read_json(request: Request<Body>, limit: usize) -> Result<String, ApiError> {
     let (parts, body) = request.into_parts();
     let read = async {
@@ -36,7 +46,7 @@ pub async fn read_json(request: Request<Body>, limit: usize) -> Result<String, A
         if declared > u64::try_from(limit).unwrap_or(u64::MAX) {
             return Err(ApiError::BodyTooLarge { limit });
         }
-        let bytes = unpacked(body, encoding, limit).await?;
+        let bytes = unpacked(body, encoding, limit, &ARRIVING).await?;
         json::check_document(&bytes).map_err(|fault| ApiError::BadJson(fault.to_string().into()))?;
         Ok(String::from_utf8(bytes).expect("a checked document is UTF-8"))
     };
@@ -45,6 +55,23 @@ pub async fn read_json(request: Request<Body>, limit: usize) -> Result<String, A
             format!("the body did not arrive within {} s", BODY_DEADLINE.as_secs()).into(),
         ))
     })
+}
+
+/// Like [`read_json`], for a route that reads members by their names: one that is named twice is refused, because readers
+/// disagree on which of the two counts. `refusal` is what the route answers to a wrong member.
+pub(super) async fn read_members(
+    request: Request<Body>,
+    limit: usize,
+    refusal: fn(Detail) -> ApiError,
+) -> Result<String, ApiError> {
+    let text = read_json(request, limit).await?;
+    match Members::parse(&text).as_ref().and_then(Members::repeated) {
+        Some(name) => {
+            let name: String = name.chars().take(NAME_CHARS_SHOWN).collect();
+            Err(refusal(format!("{name:?} appears more than once in the body").into()))
+        }
+        None => Ok(text),
+    }
 }
 
 /// The body again, or `None` when it has no bytes. One that declares a length is believed, so that a client waiting for
@@ -69,7 +96,7 @@ async fn non_empty(body: Body) -> Result<Option<Body>, ApiError> {
 }
 
 /// Collects at most `limit` bytes of what `encoding` unpacks to, reading at most `limit` bytes of the body itself.
-async fn unpacked(body: Body, encoding: HeaderValue, limit: usize) -> Result<Vec<u8>, ApiError> {
+async fn unpacked(body: Body, encoding: HeaderValue, limit: usize, arriving: &Semaphore) -> Result<Vec<u8>, ApiError> {
     let over = Arc::new(AtomicBool::new(false));
     let counted = {
         let over = over.clone();
@@ -94,6 +121,7 @@ async fn unpacked(body: Body, encoding: HeaderValue, limit: usize) -> Result<Vec
         .await?;
     let mut unpacked = Body::new(response.into_body()).into_data_stream();
     let mut bytes = Vec::new();
+    let mut counted = arriving.try_acquire_many(0).expect("nothing is always there");
     while let Some(chunk) = unpacked.next().await {
         let chunk = chunk.map_err(|_| {
             if over.load(Ordering::Relaxed) {
@@ -106,6 +134,10 @@ async fn unpacked(body: Body, encoding: HeaderValue, limit: usize) -> Result<Vec
             return Err(over_limit(limit));
         }
         bytes.extend_from_slice(&chunk);
+        let all = bytes.len().saturating_sub(UNCOUNTED).div_ceil(1024);
+        let more = u32::try_from(all - counted.num_permits()).expect("at most the limit");
+        let more = arriving.try_acquire_many(more);
+        counted.merge(more.map_err(|_| ApiError::unavailable("too many large bodies are arriving at once"))?);
     }
     Ok(bytes)
 }
@@ -162,5 +194,26 @@ fn accepted_encoding(headers: &HeaderMap) -> Result<HeaderValue, ApiError> {
         _ => Err(ApiError::UnsupportedMediaType(
             "Content-Encoding must be identity, gzip or deflate".into(),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn large_bodies_arrive_within_a_budget_and_small_ones_whatever_is_left_of_it() {
+        let arriving = Semaphore::new(32);
+        let read = async |size: usize| {
+            let body = Body::from(vec![b' '; size]);
+            unpacked(body, HeaderValue::from_static("identity"), 1 << 20, &arriving).await
+        };
+        assert_eq!(read(UNCOUNTED + 32 * 1024).await.unwrap().len(), 48 * 1024);
+        let refused = read(UNCOUNTED + 32 * 1024 + 1).await.unwrap_err();
+        assert_eq!(refused.status_and_code().1, "events.unavailable");
+        assert_eq!(arriving.available_permits(), 32, "all is given back");
+        let _others = arriving.try_acquire_many(32).unwrap();
+        assert_eq!(read(UNCOUNTED).await.unwrap().len(), UNCOUNTED);
+        assert!(read(UNCOUNTED + 1).await.is_err());
     }
 }

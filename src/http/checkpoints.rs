@@ -16,7 +16,7 @@ use crate::store::Checkpoint;
 
 use super::answer::json;
 use super::api::Api;
-use super::body::read_json;
+use super::body::read_members;
 use super::caller::{Caller, ReadCheckpoint, WriteCheckpoint};
 use super::query::Query;
 
@@ -56,7 +56,7 @@ pub(super) async fn write(
     caller: Caller<WriteCheckpoint>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body: Value = serde_json::from_str(&read_json(request, BODY_LIMIT).await?)
+    let body: Value = serde_json::from_str(&read_members(request, BODY_LIMIT, ApiError::BadRequest).await?)
         .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
     let bad = |detail: &'static str| ApiError::BadRequest(detail.into());
     let topic = body["topic"].as_str().and_then(TopicPattern::parse).ok_or(bad(

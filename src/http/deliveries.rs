@@ -20,7 +20,7 @@ use crate::store::{DeliveryCounts, DeliveryFilter, DeliveryRow, ReplaySelection,
 
 use super::answer::json;
 use super::api::Api;
-use super::body::read_json;
+use super::body::read_members;
 use super::caller::{Caller, ListDeliveries, ReplayDeliveries, SkipDeliveries};
 use super::query::Query;
 
@@ -140,7 +140,7 @@ pub(super) async fn replay(
     _caller: Caller<ReplayDeliveries>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body: Value = serde_json::from_str(&read_json(request, BODY_LIMIT).await?)
+    let body: Value = serde_json::from_str(&read_members(request, BODY_LIMIT, ApiError::BadRequest).await?)
         .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
     let id = existing(&api, &body).await?;
     let epoch = api.store.positions().await?.epoch;
@@ -165,7 +165,7 @@ pub(super) async fn skip(
     _caller: Caller<SkipDeliveries>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body: Value = serde_json::from_str(&read_json(request, BODY_LIMIT).await?)
+    let body: Value = serde_json::from_str(&read_members(request, BODY_LIMIT, ApiError::BadRequest).await?)
         .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
     let id = existing(&api, &body).await?;
     let mut wanted = event_ids(&body["event_ids"])?;

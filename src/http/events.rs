@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
@@ -48,8 +49,15 @@ pub(super) async fn pull(
         })?),
     };
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let page = api.store.pull(&PageRequest { after, topics, limit }).await?;
-    Ok(json_text(page_json(after, &page)))
+    let room = api.rooms.page().await;
+    let request = PageRequest {
+        after,
+        topics,
+        limit,
+        bytes: room.bytes,
+    };
+    let page = api.store.pull(&request).await?;
+    Ok(json_text(room.keep(page_json(after, &page))))
 }
 
 /// One event by its id.
@@ -59,6 +67,7 @@ pub(super) async fn by_id(
     PathOf(id): PathOf<String>,
 ) -> Result<Response, ApiError> {
     // What does not look like an id cannot be stored.
+    let room = api.rooms.event().await;
     let event = match EventId::parse(&id) {
         Some(id) => api.store.event(&id).await?,
         None => None,
@@ -66,7 +75,7 @@ pub(super) async fn by_id(
     let event = event.ok_or(ApiError::NotFound("no such event".into()))?;
     let mut body = String::new();
     write_event(&mut body, &event);
-    Ok(json_text(body))
+    Ok(json_text(room.keep(body)))
 }
 
 /// The answer's text, written once: envelopes carry their payload as it was received, and are never parsed again.
@@ -115,6 +124,6 @@ fn write_event(body: &mut String, event: &PulledEvent) {
     body.push('}');
 }
 
-fn json_text(body: String) -> Response {
+fn json_text(body: Bytes) -> Response {
     ([(CONTENT_TYPE, "application/json; charset=utf-8")], body).into_response()
 }

@@ -14,15 +14,17 @@ use std::time::Duration;
 use axum::http::HeaderMap;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::head::{self, Framing, Scan};
 use crate::problem::ApiError;
 
 /// Time for one head, from its first byte (for the first head of a connection: from the accept).
 pub(super) const HEAD_DEADLINE: Duration = Duration::from_secs(15);
-/// Time a write may wait for the peer to take anything at all.
+/// Time in which a peer that lets an answer wait must have taken all of it, and what it gains by taking some: one second
+/// for so many bytes, as long as it has no more than the time again.
 const WRITE_DEADLINE: Duration = Duration::from_secs(60);
+const WRITE_BYTES_PER_S: usize = 16 * 1024;
 /// Time a refused peer gets to stop sending, so that it can read the answer before the connection goes.
 const LINGER: Duration = Duration::from_secs(1);
 /// Bytes read and thrown away in that time.
@@ -108,8 +110,10 @@ pub(super) struct Gate<S> {
     at: usize,
     /// Runs while a head is under way.
     head_deadline: Option<Pin<Box<Sleep>>>,
-    /// Runs while a write waits.
+    /// Runs from a write that waits until all is written.
     write_deadline: Option<Pin<Box<Sleep>>>,
+    /// Bytes taken in that time which have not made it longer yet.
+    taken: usize,
     linger: Option<Linger>,
     ended: bool,
 }
@@ -133,6 +137,7 @@ impl<S> Gate<S> {
             at: 0,
             head_deadline: Some(Box::pin(sleep(HEAD_DEADLINE))),
             write_deadline: None,
+            taken: 0,
             linger: None,
             ended: false,
         };
@@ -310,7 +315,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gate<S> {
         self.io.is_write_vectored()
     }
 
+    /// The server flushes when it has nothing left to write.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.write_deadline = None;
         Pin::new(&mut self.io).poll_flush(cx)
     }
 
@@ -351,14 +358,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gate<S> {
 }
 
 impl<S> Gate<S> {
-    /// Fails a write that has waited too long for a peer that takes nothing.
+    /// Fails a write that has waited too long for a peer that takes nothing, or next to nothing.
     fn timed(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if written.is_ready() {
-            self.write_deadline = None;
-            return written;
+        if let Poll::Ready(result) = written {
+            if let (Ok(bytes), Some(deadline)) = (&result, &mut self.write_deadline) {
+                self.taken += bytes;
+                let gained = Duration::from_secs((self.taken / WRITE_BYTES_PER_S) as u64);
+                self.taken %= WRITE_BYTES_PER_S;
+                let latest = Instant::now() + WRITE_DEADLINE;
+                let until = deadline.deadline() + gained;
+                deadline.as_mut().reset(until.min(latest));
+            }
+            return Poll::Ready(result);
         }
-        self.write_deadline
-            .get_or_insert_with(|| Box::pin(sleep(WRITE_DEADLINE)));
+        if self.write_deadline.is_none() {
+            self.write_deadline = Some(Box::pin(sleep(WRITE_DEADLINE)));
+            self.taken = 0;
+        }
         if expired(&mut self.write_deadline, cx) {
             return Poll::Ready(Err(io::Error::new(
                 io::ErrorKind::TimedOut,

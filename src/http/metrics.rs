@@ -55,11 +55,11 @@ async fn scrape(
 pub fn is_direct_loopback(peer: Option<SocketAddr>, headers: &HeaderMap) -> bool {
     let forwarded = headers.keys().any(|name| {
         let name = name.as_str();
-        name.starts_with("x-forwarded-")
-            || matches!(
-                name,
-                "forwarded" | "via" | "x-real-ip" | "cf-connecting-ip" | "true-client-ip"
-            )
+        matches!(name, "forwarded" | "forwarded-for" | "via" | "x-real-ip")
+            || ["x-forwarded", "x-original-"]
+                .iter()
+                .any(|start| name.starts_with(start))
+            || ["client-ip", "connecting-ip"].iter().any(|end| name.ends_with(end))
     });
     !forwarded && peer.is_some_and(|peer| peer.ip().to_canonical().is_loopback())
 }

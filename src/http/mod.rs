@@ -17,6 +17,7 @@ pub mod metrics;
 mod policies;
 mod publish;
 pub mod query;
+pub mod room;
 pub mod server;
 mod subscriptions;
 #[cfg(test)]

@@ -116,7 +116,10 @@ pub(super) async fn delete(
     State(api): State<Arc<Api>>,
     _caller: Caller<WritePolicy>,
     PathOf(pattern): PathOf<String>,
+    request: Request,
 ) -> Result<Response, ApiError> {
+    // What it says changes nothing; a body that cannot be read is a request that was not meant.
+    read_json(request, BODY_LIMIT).await?;
     if api.store.delete_policy(&known(&pattern)?).await? {
         Ok(StatusCode::NO_CONTENT.into_response())
     } else {

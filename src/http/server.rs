@@ -676,6 +676,41 @@ mod tests {
         let _ = busy;
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_reads_next_to_nothing_is_cut_and_one_that_only_reads_slowly_is_not() {
+        const SIZE: usize = 4 << 20;
+        for (a_second, whole) in [(1, false), (1024, false), (32 * 1024, true)] {
+            let (mut client, served) = tokio::io::duplex(64 * 1024);
+            let connection = Connection {
+                router: layers(Router::new().route("/big", get(|| async { Bytes::from(vec![b'x'; SIZE]) }))),
+                peer: ([127, 0, 0, 1], 1).into(),
+                cut: CancellationToken::new(),
+            };
+            let graceful = GracefulShutdown::new();
+            let task = tokio::spawn(connection.converse(served, graceful.watcher()));
+            client
+                .write_all(b"GET /big HTTP/1.1\r\nConnection: close\r\n\r\n")
+                .await
+                .unwrap();
+            let since = Instant::now();
+            let mut out = Vec::new();
+            while !task.is_finished() {
+                let mut part = vec![0; a_second];
+                let read = client.read(&mut part).await.unwrap();
+                out.extend_from_slice(&part[..read]);
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            client.read_to_end(&mut out).await.unwrap();
+            assert_eq!(out.len() > SIZE, whole, "{a_second} bytes a second: {} came", out.len());
+            // The bytes that fit between the two sides count as taken.
+            assert!(
+                whole || since.elapsed() < Duration::from_secs(90),
+                "{:?}",
+                since.elapsed()
+            );
+        }
+    }
+
     #[tokio::test]
     async fn a_client_that_reads_nothing_is_cut() {
         let server = Server::start().await;

@@ -22,7 +22,7 @@ use crate::store::{NewSubscription, Subscription, SubscriptionChange, Switch};
 
 use super::answer::json;
 use super::api::Api;
-use super::body::read_json;
+use super::body::{read_json, read_members};
 use super::caller::{
     Caller, CreateSubscription, ListSubscriptions, ReadSubscription, RotateSecret, ToggleSubscription,
     UpdateSubscription,
@@ -87,7 +87,7 @@ pub(super) async fn create(
     caller: Caller<CreateSubscription>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = read_json(request, BODY_LIMIT).await?;
+    let body = read_members(request, BODY_LIMIT, ApiError::Unprocessable).await?;
     let members = Members::parse(&body);
     let member = |name: &str| {
         members
@@ -163,7 +163,7 @@ pub(super) async fn update(
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = read_json(request, BODY_LIMIT).await?;
+    let body = read_members(request, BODY_LIMIT, ApiError::Unprocessable).await?;
     let id = known(&id)?;
     // Whose it is comes before what is wrong with the body.
     api.store.subscription(&caller.slug, &id).await?.ok_or_else(unknown)?;
@@ -172,17 +172,14 @@ pub(super) async fn update(
     let mut policy = None;
     let mut inflight = None;
     for (name, value) in members.iter() {
-        let again = match name {
-            "retry_policy" => policy.replace(retry_policy(value.get())?).is_some(),
-            "max_inflight" => inflight.replace(max_inflight_or_null(value.get())?).is_some(),
+        match name {
+            "retry_policy" => policy = Some(retry_policy(value.get())?),
+            "max_inflight" => inflight = Some(max_inflight_or_null(value.get())?),
             _ => {
                 return Err(wrong(
                     "only max_inflight and retry_policy can be changed; other routes switch a subscription and rotate its secret",
                 ));
             }
-        };
-        if again {
-            return Err(wrong("a member appears more than once"));
         }
     }
     let change = SubscriptionChange {
@@ -238,7 +235,7 @@ pub(super) async fn rotate_secret(
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = read_json(request, BODY_LIMIT).await?;
+    let body = read_members(request, BODY_LIMIT, ApiError::Unprocessable).await?;
     let id = known(&id)?;
     // Whose it is comes before what is wrong with the body.
     api.store.subscription(&caller.slug, &id).await?.ok_or_else(unknown)?;

@@ -1,26 +1,32 @@
 //! A set of signing keys, read from a PEM or from a published key document.
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
 use aws_lc_rs::encoding::AsDer as _;
 use aws_lc_rs::rsa::PublicKey;
 use aws_lc_rs::signature::RsaPublicKeyComponents;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hashlink::LruCache;
 use jsonwebtoken::{Algorithm, DecodingKey, crypto};
+use parking_lot::Mutex;
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 
 use super::Jws;
 
 const MODULUS_BITS: RangeInclusive<usize> = 2048..=8192;
 /// A token without a `kid` is tried with every key, so a document cannot make that arbitrarily slow.
 const KEYS_MAX: usize = 64;
+/// Tokens remembered; the least recently used one is forgotten first.
+const HELD_MAX: usize = 4_096;
 
 /// The keys in force at one moment; replaced whole, never changed.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct KeySet {
-    keys: Arc<[SigningKey]>,
+    keys: Box<[SigningKey]>,
+    /// Digests of tokens whose signature held. They are forgotten with the set, so a withdrawn key takes them along.
+    held: Mutex<LruCache<[u8; 32], ()>>,
 }
 
 #[derive(Debug)]
@@ -34,7 +40,7 @@ impl KeySet {
     pub(super) fn from_pem(pem: &str) -> Option<Self> {
         let key = DecodingKey::from_rsa_pem(pem.as_bytes()).ok()?;
         let key = SigningKey::new(None, key.try_get_as_bytes().ok()?)?;
-        Some(Self { keys: Arc::new([key]) })
+        Some(Self::new(Box::new([key])))
     }
 
     /// The usable keys of a published document, or its older `public_key` PEM when there is none; `None` without either.
@@ -43,14 +49,21 @@ impl KeySet {
             .get("keys")
             .and_then(Value::as_array)
             .map_or(&[][..], Vec::as_slice);
-        let keys: Arc<[SigningKey]> = entries.iter().filter_map(SigningKey::from_jwk).take(KEYS_MAX).collect();
+        let keys: Box<[SigningKey]> = entries.iter().filter_map(SigningKey::from_jwk).take(KEYS_MAX).collect();
         if keys.is_empty() {
             return document
                 .get("public_key")
                 .and_then(Value::as_str)
                 .and_then(Self::from_pem);
         }
-        Some(Self { keys })
+        Some(Self::new(keys))
+    }
+
+    fn new(keys: Box<[SigningKey]>) -> Self {
+        Self {
+            keys,
+            held: Mutex::new(LruCache::new(HELD_MAX)),
+        }
     }
 
     /// Whether a token naming `kid` may mean a key published after this set was read.
@@ -62,6 +75,24 @@ impl KeySet {
     /// Whether one of the keys made the signature: those the token names, or every key when it names none of these.
     #[must_use]
     pub fn verifies(&self, token: &Jws<'_>) -> bool {
+        // To check one signature costs as much as all else that a small request does; callers send a token many times.
+        let digest: [u8; 32] = Sha256::new()
+            .chain_update(token.signed())
+            .chain_update([b'.'])
+            .chain_update(token.signature())
+            .finalize()
+            .into();
+        if self.held.lock().get(&digest).is_some() {
+            return true;
+        }
+        let holds = self.signed_by_one(token);
+        if holds {
+            self.held.lock().insert(digest, ());
+        }
+        holds
+    }
+
+    fn signed_by_one(&self, token: &Jws<'_>) -> bool {
         let named = |key: &&SigningKey| token.kid().is_some() && key.kid.as_deref() == token.kid();
         let any_named = self.keys.iter().any(|key| named(&key));
         self.keys

@@ -1,9 +1,12 @@
-//! Taking the right to send: two statements in one transaction, and giving up the claims of the dead.
+//! Taking the right to send, in one round trip, and giving up the claims of the dead.
+
+use std::collections::HashSet;
 
 use crate::domain::ids::SubscriptionId;
 use crate::domain::seal::Unopened;
 use crate::domain::time::Millis;
 
+use super::events::EventRow;
 use super::{Secrets, Store, StoreError, StoredEvent};
 
 /// What is on record of an attempt whose claim was lost.
@@ -114,142 +117,88 @@ impl Store {
     }
 
     /// Claims what is due for these subscriptions, within their caps and the room of this process.
-    ///
-    /// The subscriptions are locked first; what they have in flight is counted in a later statement, whose snapshot
-    /// sees every claim made before the lock.
     pub async fn claim(&self, claim: &Claim<'_>, candidates: &[Candidate]) -> Result<Pass, StoreError> {
         let columns = CandidateColumns::of(candidates);
-        let mut transaction = self.begin_relaxed().await?;
-        let look = sqlx::query!(
-            r#"
-            SELECT version, now_ms() AS "now_ms!",
-                   (SELECT count(*) FROM subscriptions WHERE id = ANY($1) AND enabled = 1) AS "enabled!",
-                   ARRAY(
-                       SELECT id FROM subscriptions WHERE id = ANY($1) AND enabled = 1
-                       ORDER BY id
-                       FOR NO KEY UPDATE SKIP LOCKED
-                   ) AS "locked!"
-            FROM store_counter WHERE name = 'events'
-            "#,
-            &columns.id as &[&str],
-        )
-        .fetch_one(self.run(&mut transaction))
-        .await?;
-        let mut pass = Pass {
-            skipped: i64::try_from(look.locked.len()).unwrap_or(i64::MAX) < look.enabled,
-            version: look.version,
-            now_ms: look.now_ms,
-            ..Pass::default()
-        };
-        if look.locked.is_empty() {
-            return Ok(pass);
-        }
+        let mut at_once = self.at_once().await?;
         let rows = sqlx::query!(
             r#"
-            WITH locked AS (
-                SELECT s.id, s.consumer, c.critical, c.important, c.low, c.consumer_room,
-                       least(c.room, greatest(coalesce(s.max_inflight, $10) - (
-                           SELECT count(*) FROM deliveries l WHERE l.subscription_id = s.id AND l.lease_until > now_ms()
-                       ), 0)) AS free
-                FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $11::bigint[])
-                    AS c(id, critical, important, low, consumer_room, room)
-                JOIN subscriptions s ON s.id = c.id
-                WHERE s.id = ANY($6::text[])
-            ), runnable AS (
-                SELECT l.consumer, l.consumer_room, d.*
-                FROM locked l
-                CROSS JOIN LATERAL (
-                    SELECT r.* FROM (VALUES (0, l.critical), (1, l.important), (2, l.low)) AS p(priority, frontier)
-                    CROSS JOIN LATERAL (
-                        SELECT d.subscription_id, d.seq, d.priority, d.next_attempt_at FROM deliveries d
-                        WHERE d.subscription_id = l.id AND d.priority = p.priority
-                          AND d.next_attempt_at >= p.frontier AND d.next_attempt_at <= now_ms()
-                          AND d.head AND d.lease_until IS NULL AND d.status IN ('pending', 'failed')
-                        ORDER BY d.next_attempt_at, d.seq
-                        LIMIT l.free
-                        FOR UPDATE SKIP LOCKED
-                    ) r
-                    ORDER BY r.priority, r.next_attempt_at, r.seq
-                    LIMIT l.free
-                ) d
-            ), shared AS (
-                SELECT r.*, row_number() OVER (PARTITION BY consumer ORDER BY priority, next_attempt_at, seq) AS turn
-                FROM runnable r
-            ), picked AS (
-                SELECT subscription_id, seq, next_attempt_at FROM shared
-                WHERE turn <= consumer_room
-                ORDER BY priority, turn, next_attempt_at, seq
-                LIMIT $7
-            ), claimed AS (
-                UPDATE deliveries d
-                SET lease_owner = $8, lease_until = now_ms() + $9, claim_id = nextval('delivery_claims'),
-                    claimed_generation = generation
-                FROM picked p
-                WHERE d.subscription_id = p.subscription_id AND d.seq = p.seq
-                RETURNING d.subscription_id, d.seq, d.attempt + 1 AS attempt, d.at_most_once, d.skipped, d.claim_id, d.priority,
-                          p.next_attempt_at
-            )
-            SELECT s.id AS "subscription_id!", l.free AS "free!", s.consumer, s.endpoint, s.secret,
-                   CASE WHEN s.previous_secret_until > now_ms() THEN s.previous_secret END AS previous_secret,
-                   s.retry_policy, c.seq AS "seq?", c.attempt AS "attempt?", c.at_most_once AS "at_most_once?", c.skipped AS "skipped?", c.claim_id AS "claim_id?",
-                   c.priority AS "priority?", c.next_attempt_at AS "due_at?"
-            FROM locked l
-            JOIN subscriptions s ON s.id = l.id
-            LEFT JOIN claimed c ON c.subscription_id = l.id
-            ORDER BY c.priority, c.next_attempt_at, c.seq
+            SELECT version AS "version!", now_ms AS "now_ms!", skipped AS "skipped!", subscription_id, free, consumer,
+                   endpoint, secret, previous_secret, retry_policy, seq, attempt, at_most_once, skipped_by_operator,
+                   claim_id, priority, due_at, event_id, event_type, event_version, source, actor, on_behalf_of,
+                   subject_type, subject_id, subject_revision, trace_id, event_priority, visibility, occurred_at,
+                   received_at, payload, hops
+            FROM claim_deliveries($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
             "#,
             &columns.id as &[&str],
             &columns.critical,
             &columns.important,
             &columns.low,
+            &columns.room,
             &columns.consumer_room,
-            &look.locked,
             claim.room,
             claim.owner,
             claim.lease_ms,
             claim.inflight_default,
-            &columns.room,
         )
-        .fetch_all(self.run(&mut transaction))
+        .fetch_all(self.run(&mut at_once))
         .await?;
-        let positions: Vec<i64> = rows.iter().filter_map(|row| row.seq).collect();
-        if rows.iter().any(|row| row.at_most_once == Some(true)) {
-            // Such a claim that a crash of the database undid could be made, and sent, a second time.
-            sqlx::query!("SELECT set_config('synchronous_commit', 'on', true)")
-                .fetch_one(self.run(&mut transaction))
-                .await?;
-        }
-        // In the claiming transaction, after the claim: a redaction that was answered before it shows here.
-        let events = self.events_at(&mut transaction, &positions).await?;
-        transaction.commit().await?;
+        at_once.end().await?;
 
+        let mut pass = Pass::default();
+        let mut counted: HashSet<SubscriptionId> = HashSet::new();
         for row in rows {
-            let subscription_id = SubscriptionId::parse(&row.subscription_id).ok_or(StoreError::Corrupt {
+            (pass.version, pass.now_ms, pass.skipped) = (row.version, row.now_ms, row.skipped);
+            let (Some(id), Some(free), Some(consumer), Some(endpoint), Some(secret)) =
+                (row.subscription_id, row.free, row.consumer, row.endpoint, row.secret)
+            else {
+                continue;
+            };
+            let subscription_id = SubscriptionId::parse(&id).ok_or(StoreError::Corrupt {
                 what: "subscription id",
             })?;
-            if pass.counted.iter().all(|(id, _)| *id != subscription_id) {
-                pass.counted.push((subscription_id.clone(), row.free));
+            if counted.insert(subscription_id.clone()) {
+                pass.counted.push((subscription_id.clone(), free));
             }
             let (Some(position), Some(attempt), Some(claim_id), Some(priority), Some(due_at)) =
                 (row.seq, row.attempt, row.claim_id, row.priority, row.due_at)
             else {
                 continue;
             };
-            let event = events.binary_search_by_key(&position, |event| event.position).ok();
+            let event = (|| {
+                Some(EventRow {
+                    id: row.event_id?,
+                    seq: position,
+                    event_type: row.event_type?,
+                    version: row.event_version?,
+                    source: row.source?,
+                    actor: row.actor?,
+                    on_behalf_of: row.on_behalf_of,
+                    subject_type: row.subject_type?,
+                    subject_id: row.subject_id?,
+                    subject_revision: row.subject_revision,
+                    trace_id: row.trace_id?,
+                    priority: row.event_priority?,
+                    visibility: row.visibility?,
+                    occurred_at: row.occurred_at?,
+                    received_at: row.received_at?,
+                    payload: row.payload?,
+                    hops: row.hops?,
+                })
+            })();
             pass.claimed.push(Claimed {
                 position,
-                subscription_id,
-                consumer: row.consumer,
+                consumer,
                 attempt,
                 claim_id,
                 priority,
                 due_at: Millis(due_at),
-                endpoint: row.endpoint,
-                secrets: self.open_secrets(&row.subscription_id, &row.secret, row.previous_secret.as_deref()),
+                endpoint,
+                secrets: self.open_secrets(&id, &secret, row.previous_secret.as_deref()),
                 retry_policy: row.retry_policy,
                 at_most_once: row.at_most_once.unwrap_or_default(),
-                skipped: row.skipped.unwrap_or_default(),
-                event: event.map(|index| events[index].clone()),
+                skipped: row.skipped_by_operator.unwrap_or_default(),
+                event: event.and_then(EventRow::read),
+                subscription_id,
             });
         }
         Ok(pass)
@@ -260,11 +209,13 @@ impl Store {
     /// key it keeps the mark, for it is unfinished. Answers the subscriptions that have work again.
     pub async fn release_lost(&self, judge: Option<&str>) -> Result<Vec<SubscriptionId>, StoreError> {
         let mut transaction = self.begin_relaxed().await?;
+        // The range stands for "is not null": of a table that was not analysed since it grew, that alone is taken for
+        // nearly every row, and the whole table would be read in position order.
         let rows = sqlx::query!(
             r#"
             WITH lost AS (
                 SELECT d.subscription_id, d.seq FROM deliveries d
-                WHERE d.lease_until IS NOT NULL
+                WHERE d.lease_until BETWEEN 0 AND 9223372036854775807
                   AND (d.lease_until <= now_ms() OR (
                       EXISTS (SELECT FROM workers j WHERE j.owner = $1 AND j.alive_until > now_ms())
                       AND NOT EXISTS (

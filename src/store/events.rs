@@ -15,8 +15,6 @@ use super::{Store, StoreError};
 
 /// Rows that one page examines at most, whatever matches.
 const SCAN_ROWS_MAX: i64 = 5_000;
-/// Stored bytes after which a page ends; the event that crosses the line is still part of it.
-const PAGE_BYTES: i64 = 4 * 1024 * 1024;
 
 /// An event as it is stored.
 #[derive(Debug, Clone)]
@@ -51,6 +49,8 @@ pub struct PageRequest {
     pub topics: Vec<TopicPattern>,
     /// Events wanted, 1..=1000.
     pub limit: i64,
+    /// Stored bytes after which the page ends; the event that crosses the line is still part of it.
+    pub bytes: i64,
 }
 
 /// An event and its position, as a pull answers them.
@@ -215,7 +215,7 @@ impl Store {
             &patterns,
             request.limit,
             SCAN_ROWS_MAX,
-            PAGE_BYTES as f64,
+            request.bytes as f64,
         )
         .fetch_one(self.run(reader))
         .await?;
@@ -262,7 +262,7 @@ impl Store {
             request.after.map_or(0, |cursor| cursor.position),
             event_type,
             request.limit,
-            PAGE_BYTES as f64,
+            request.bytes as f64,
         )
         .fetch_one(self.run(reader))
         .await?;
@@ -292,37 +292,39 @@ impl Store {
         )
         .fetch_all(self.run(connection))
         .await?;
-        let read = rows.into_iter().filter_map(|row| {
-            let position = row.seq;
-            row.into_event()
-                .inspect_err(|what| tracing::error!(position, "the event at {position} cannot be read: its {what}"))
-                .ok()
-        });
-        Ok(read.collect())
+        Ok(rows.into_iter().filter_map(EventRow::read).collect())
     }
 }
 
-struct EventRow {
-    id: String,
-    seq: i64,
-    event_type: String,
-    version: i64,
-    source: String,
-    actor: String,
-    on_behalf_of: Option<String>,
-    subject_type: String,
-    subject_id: String,
-    subject_revision: Option<i64>,
-    trace_id: String,
-    priority: String,
-    visibility: String,
-    occurred_at: String,
-    received_at: i64,
-    payload: String,
-    hops: i32,
+pub(super) struct EventRow {
+    pub(super) id: String,
+    pub(super) seq: i64,
+    pub(super) event_type: String,
+    pub(super) version: i64,
+    pub(super) source: String,
+    pub(super) actor: String,
+    pub(super) on_behalf_of: Option<String>,
+    pub(super) subject_type: String,
+    pub(super) subject_id: String,
+    pub(super) subject_revision: Option<i64>,
+    pub(super) trace_id: String,
+    pub(super) priority: String,
+    pub(super) visibility: String,
+    pub(super) occurred_at: String,
+    pub(super) received_at: i64,
+    pub(super) payload: String,
+    pub(super) hops: i32,
 }
 
 impl EventRow {
+    /// The event, unless it cannot be read.
+    pub(super) fn read(self) -> Option<StoredEvent> {
+        let position = self.seq;
+        self.into_event()
+            .inspect_err(|what| tracing::error!(position, "the event at {position} cannot be read: its {what}"))
+            .ok()
+    }
+
     /// The event, or the part of it that cannot be read.
     fn into_event(self) -> Result<StoredEvent, &'static str> {
         Ok(StoredEvent {

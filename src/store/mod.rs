@@ -4,6 +4,7 @@
 //! The rules that keep concurrent publishes, claims and settles apart are in `docs/architecture.md`, "The store's
 //! protocol". Every statement that several processes may run at once says which of them it follows.
 
+mod at_once;
 mod checkpoints;
 mod claims;
 mod counts;
@@ -49,6 +50,7 @@ pub use subscriptions::{NewSubscription, Rotation, Subscription, SubscriptionCha
 pub use view::{Subscriber, View};
 pub use workers::Heartbeat;
 
+use at_once::Lanes;
 use run::Run;
 
 /// Connections for publishing, delivering and every other change. Each holds one server process of PostgreSQL.
@@ -79,9 +81,6 @@ const BEGIN_RELAXED: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL sta
 const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
                           SET LOCAL idle_in_transaction_session_timeout = '5s'";
 
-/// As [`BEGIN`], for one row that somebody holds: it is worth a moment, not seconds.
-const BEGIN_BRIEF: &str = "BEGIN; SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '5s'; \
-                           SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'";
 /// How long callers wait for one answer of the store, longer than its statements and locks may take.
 pub const ANSWER_MAX: Duration = Duration::from_secs(8);
 
@@ -116,7 +115,10 @@ impl Addresses {
         };
         let behind_pooler = pooled != direct;
         let mut serving = options(pooled)?;
-        if !behind_pooler {
+        if behind_pooler {
+            // PgBouncer closes connections that begin with this setting, and no number is read as text here.
+            serving = serving.extra_float_digits(None);
+        } else {
             // A pooler hands connections on and refuses such settings; there each read opens with them (`BEGIN_READ`).
             serving = serving.options([
                 ("statement_timeout", STATEMENT_TIMEOUT),
@@ -138,6 +140,7 @@ pub struct Store {
     writes: PgPool,
     reads: PgPool,
     direct: PgConnectOptions,
+    lanes: Lanes,
     /// Statements are named and kept, unless a pooler could hand a later one to another server connection.
     named: bool,
     view: ArcSwap<View>,
@@ -176,6 +179,7 @@ impl Store {
                 .connect_lazy_with(addresses.pooled.clone())
         };
         let store = Self {
+            lanes: Lanes::new(addresses.pooled.clone()),
             writes: pool(WRITE_CONNECTIONS_MAX),
             reads: pool(READ_CONNECTIONS_MAX),
             direct: addresses.direct,
@@ -204,17 +208,13 @@ impl Store {
 
     /// Ends every connection; work in flight on them fails.
     pub async fn close(&self) {
-        let closing = async { tokio::join!(self.writes.close(), self.reads.close()) };
+        let closing = async { tokio::join!(self.writes.close(), self.reads.close(), self.lanes.close()) };
         // A server that no longer answers is left to the end of the process.
         let _ = tokio::time::timeout(CLOSE_MAX, closing).await;
     }
 
     async fn begin(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
         Ok(self.writes.begin_with(BEGIN).await?)
-    }
-
-    async fn begin_brief(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
-        Ok(self.writes.begin_with(BEGIN_BRIEF).await?)
     }
 
     async fn begin_relaxed(&self) -> Result<Transaction<'static, Postgres>, StoreError> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use sqlx::{Postgres, Transaction};
 
 use crate::domain::envelope::Envelope;
-use crate::domain::ids::{EventId, SubscriptionId};
+use crate::domain::ids::SubscriptionId;
 
 use super::counts::{CountRole, PERIOD_MS};
 use super::{Store, StoreError, View};
@@ -91,8 +91,8 @@ pub struct NewEvent<'a> {
 /// A delivery of an accepted event.
 #[derive(Debug, Clone, Copy)]
 pub struct NewDelivery<'a> {
-    /// The event, one of the same call.
-    pub event_id: &'a EventId,
+    /// The event, as its place among those of the same call.
+    pub event: usize,
     /// Who receives it.
     pub subscription_id: &'a SubscriptionId,
     /// The key whose order it keeps, where there is one.
@@ -102,6 +102,77 @@ pub struct NewDelivery<'a> {
 }
 
 impl Store {
+    /// Stores a group in one round trip, where nothing is to be decided: the view of this version is in force, every id is
+    /// new, and no trace is deeper than `hops_max`. Answers the position of the first event, which the others follow
+    /// without a hole; otherwise nothing is stored, and [`Store::open_group`] tells why.
+    ///
+    /// No id may stand in it twice, and the loop guard must have no need to see one of its events before another:
+    /// `guarded` names the events it looks at. The depths in `events` are not used.
+    pub async fn publish_at_once(
+        &self,
+        version: i64,
+        hops_max: i32,
+        guarded: &[bool],
+        events: &[NewEvent<'_>],
+        deliveries: &[NewDelivery<'_>],
+    ) -> Result<Option<i64>, StoreError> {
+        let e = EventColumns::of(events);
+        let d = DeliveryColumns::of(deliveries);
+        let guarded: Vec<Option<&str>> = guarded
+            .iter()
+            .zip(&e.trace_id)
+            .map(|(guarded, trace_id)| guarded.then_some(*trace_id))
+            .collect();
+        let mut at_once = self.at_once().await?;
+        let stored = sqlx::query_scalar!(
+            r#"
+            SELECT first_position AS "first_position!" FROM publish_group(
+                $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23,
+                $24, $25, $26, $27, $28
+            )
+            "#,
+            version,
+            hops_max,
+            &guarded as &[Option<&str>],
+            &e.id as &[&str],
+            &e.event_type as &[&str],
+            &e.version,
+            &e.source as &[&str],
+            &e.actor,
+            &e.on_behalf_of as &[Option<String>],
+            &e.subject_type as &[&str],
+            &e.subject_id as &[&str],
+            &e.subject_revision as &[Option<i64>],
+            &e.trace_id as &[&str],
+            &e.priority as &[&str],
+            &e.visibility as &[&str],
+            &e.occurred_at as &[&str],
+            &e.payload as &[&str],
+            &e.publisher as &[&str],
+            &e.request_id as &[&str],
+            &e.size_bytes,
+            &d.event,
+            &d.subscription_id as &[&str],
+            &d.ordering_key as &[Option<&str>],
+            &d.first_of_key,
+            &d.at_most_once,
+            self.counts_owner,
+            CountRole::Publish.name(),
+            PERIOD_MS,
+        )
+        .fetch_optional(self.run(&mut at_once))
+        .await;
+        match stored {
+            Ok(stored) => {
+                at_once.end().await?;
+                Ok(stored)
+            }
+            // An id that is stored without a receipt: whoever opens a group sees the event itself.
+            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Opens a group for events of these ids (at least one): takes the counter row, brings the view up to date, moves
     /// positions past a change of timeline, and reads what is known of the ids.
     pub async fn open_group(&self, ids: &[&str]) -> Result<Group<'_>, StoreError> {
@@ -204,37 +275,8 @@ impl Group<'_> {
         let column = |part: fn(&LoopKey) -> &str| keys.iter().map(|key| part(key)).collect::<Vec<&str>>();
         let rows = sqlx::query!(
             r#"
-            WITH RECURSIVE keys AS (
-                SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[])
-                    WITH ORDINALITY AS k(trace_id, source, event_type, subject_type, subject_id, ordinal)
-            ), sources AS (
-                SELECT t.trace_id, first.source, first.hops
-                FROM (SELECT DISTINCT trace_id FROM keys) t
-                CROSS JOIN LATERAL (
-                    SELECT e.source, e.hops FROM events e
-                    WHERE e.trace_id = t.trace_id AND e.project_id IS NULL
-                    ORDER BY e.source DESC, e.hops DESC LIMIT 1
-                ) first
-                UNION ALL
-                SELECT s.trace_id, next.source, next.hops
-                FROM sources s
-                CROSS JOIN LATERAL (
-                    SELECT e.source, e.hops FROM events e
-                    WHERE e.trace_id = s.trace_id AND e.source < s.source AND e.project_id IS NULL
-                    ORDER BY e.source DESC, e.hops DESC LIMIT 1
-                ) next
-            )
-            SELECT k.ordinal AS "ordinal!",
-                   coalesce((SELECT max(s.hops) FROM sources s
-                             WHERE s.trace_id = k.trace_id AND s.source <> k.source), 0) AS "deepest_other!",
-                   (SELECT count(DISTINCT coalesce(d.request_id, d.id)) FROM (
-                        SELECT e.id, e.request_id, e.event_type, e.subject_type, e.subject_id FROM events e
-                        WHERE e.trace_id = k.trace_id AND e.source = k.source AND e.project_id IS NULL
-                        ORDER BY e.hops DESC LIMIT $6
-                    ) d
-                    WHERE d.event_type = k.event_type AND d.subject_type = k.subject_type
-                      AND d.subject_id = k.subject_id)::integer AS "repeats!"
-            FROM keys k
+            SELECT ordinal AS "ordinal!", deepest_other AS "deepest_other!", repeats AS "repeats!"
+            FROM trace_depths($1, $2, $3, $4, $5, $6)
             "#,
             &column(|key| &key.trace_id) as &[&str],
             &column(|key| &key.source) as &[&str],
@@ -258,72 +300,23 @@ impl Group<'_> {
         Ok(states.collect())
     }
 
-    /// Stores accepted events with their receipts and deliveries, in the order given; answers the position of each.
-    ///
-    /// The last unfinished row of each key that is extended is locked first, in position order, and heads are computed
-    /// in a later statement: in one statement, a publish and a settle would miss each other's work.
-    pub async fn store(
-        &mut self,
-        events: &[NewEvent<'_>],
-        deliveries: &[NewDelivery<'_>],
-    ) -> Result<HashMap<String, i64>, StoreError> {
+    /// Stores accepted events with their receipts and deliveries, in the order given; answers the position of the first,
+    /// which the others follow without a hole.
+    pub async fn store(&mut self, events: &[NewEvent<'_>], deliveries: &[NewDelivery<'_>]) -> Result<i64, StoreError> {
         if events.is_empty() {
-            return Ok(HashMap::new());
+            return Ok(0);
         }
-        self.lock_key_tails(deliveries).await?;
         let e = EventColumns::of(events);
         let d = DeliveryColumns::of(deliveries);
-        let rows = sqlx::query!(
+        let hops: Vec<i32> = events.iter().map(|event| event.hops).collect();
+        let first = sqlx::query_scalar!(
             r#"
-            WITH incoming AS (
-                SELECT * FROM unnest(
-                    $1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-                    $9::bigint[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::integer[],
-                    $16::text[], $17::text[], $18::bigint[]
-                ) WITH ORDINALITY AS t(
-                    id, event_type, version, source, actor, on_behalf_of, subject_type, subject_id, subject_revision,
-                    trace_id, priority, visibility, occurred_at, payload, hops, publisher, request_id, size_bytes,
-                    ordinal
-                )
-            ), stored AS (
-                INSERT INTO events (
-                    seq, id, event_type, version, source, actor, on_behalf_of, subject_type, subject_id,
-                    subject_revision, trace_id, priority, visibility, occurred_at, received_at, payload, hops,
-                    publisher, request_id, size_bytes
-                )
-                SELECT nextval('event_positions'), id, event_type, version, source, actor, on_behalf_of, subject_type,
-                       subject_id, subject_revision, trace_id, priority, visibility, occurred_at, $19, payload, hops,
-                       publisher, request_id, size_bytes
-                FROM (SELECT * FROM incoming ORDER BY ordinal) ordered
-                RETURNING id, seq, priority
-            ), receipts AS (
-                INSERT INTO idempotency_receipts (consumer, event_id, processed_at)
-                SELECT 'events:publish', id, $19 FROM stored
-                ON CONFLICT DO NOTHING
-            ), queued AS (
-                INSERT INTO deliveries (
-                    event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, ordering_key,
-                    at_most_once, head
-                )
-                SELECT s.id, d.subscription_id, s.seq,
-                       CASE s.priority WHEN 'critical' THEN 0 WHEN 'important' THEN 1 ELSE 2 END,
-                       $19, $19, $19, d.ordering_key, d.at_most_once,
-                       d.ordering_key IS NULL OR (d.first_of_key AND NOT EXISTS (
-                           SELECT FROM deliveries earlier
-                           WHERE earlier.subscription_id = d.subscription_id AND earlier.ordering_key = d.ordering_key
-                             AND earlier.status IN ('pending', 'failed')
-                       ))
-                FROM unnest($20::text[], $21::text[], $22::text[], $23::boolean[], $27::boolean[])
-                    AS d(event_id, subscription_id, ordering_key, first_of_key, at_most_once)
-                JOIN stored s ON s.id = d.event_id
-                RETURNING 1
-            ), counted AS (
-                INSERT INTO delivery_counts AS c (owner, role, period, pending)
-                SELECT $24, $25, $19 / $26, count(*) FROM queued HAVING count(*) > 0
-                ON CONFLICT (owner, role, period) DO UPDATE SET pending = c.pending + excluded.pending
-            )
-            SELECT id AS "id!", seq AS "seq!" FROM stored
+            SELECT store_events(
+                $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23,
+                $24, $25, $26, $27
+            ) AS "first!"
             "#,
+            self.now_ms,
             &e.id as &[&str],
             &e.event_type as &[&str],
             &e.version,
@@ -338,57 +331,22 @@ impl Group<'_> {
             &e.visibility as &[&str],
             &e.occurred_at as &[&str],
             &e.payload as &[&str],
-            &e.hops,
+            &hops,
             &e.publisher as &[&str],
             &e.request_id as &[&str],
             &e.size_bytes,
-            self.now_ms,
-            &d.event_id as &[&str],
+            &d.event,
             &d.subscription_id as &[&str],
             &d.ordering_key as &[Option<&str>],
             &d.first_of_key,
+            &d.at_most_once,
             self.store.counts_owner,
             CountRole::Publish.name(),
             PERIOD_MS,
-            &d.at_most_once,
         )
-        .fetch_all(self.store.run(&mut self.transaction))
+        .fetch_one(self.store.run(&mut self.transaction))
         .await?;
-        Ok(rows.into_iter().map(|row| (row.id, row.seq)).collect())
-    }
-
-    async fn lock_key_tails(&mut self, deliveries: &[NewDelivery<'_>]) -> Result<(), StoreError> {
-        let (subscriptions, keys): (Vec<&str>, Vec<&str>) = deliveries
-            .iter()
-            .filter_map(|delivery| Some((delivery.subscription_id.as_str(), delivery.ordering_key?)))
-            .unzip();
-        if keys.is_empty() {
-            return Ok(());
-        }
-        sqlx::query!(
-            r#"
-            SELECT d.seq
-            FROM deliveries d
-            JOIN (
-                SELECT DISTINCT tail.subscription_id, tail.seq
-                FROM unnest($1::text[], $2::text[]) AS k(subscription_id, ordering_key)
-                CROSS JOIN LATERAL (
-                    SELECT t.subscription_id, t.seq FROM deliveries t
-                    WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key
-                      AND t.status IN ('pending', 'failed')
-                    ORDER BY t.seq DESC LIMIT 1
-                ) tail
-            ) last ON last.subscription_id = d.subscription_id AND last.seq = d.seq
-            WHERE d.status IN ('pending', 'failed')
-            ORDER BY d.seq, d.subscription_id
-            FOR UPDATE OF d
-            "#,
-            &subscriptions as &[&str],
-            &keys as &[&str],
-        )
-        .fetch_all(self.store.run(&mut self.transaction))
-        .await?;
-        Ok(())
+        Ok(first)
     }
 
     /// Makes the group durable. An error after this began leaves the outcome unknown; the event ids tell a retry.
@@ -414,7 +372,6 @@ struct EventColumns<'a> {
     visibility: Vec<&'a str>,
     occurred_at: Vec<&'a str>,
     payload: Vec<&'a str>,
-    hops: Vec<i32>,
     publisher: Vec<&'a str>,
     request_id: Vec<&'a str>,
     size_bytes: Vec<i64>,
@@ -441,7 +398,6 @@ impl<'a> EventColumns<'a> {
             columns.visibility.push(envelope.visibility.as_str());
             columns.occurred_at.push(&envelope.timestamp);
             columns.payload.push(&envelope.payload);
-            columns.hops.push(event.hops);
             columns.publisher.push(event.publisher);
             columns.request_id.push(event.request_id);
             columns.size_bytes.push(envelope.size_bytes());
@@ -453,7 +409,8 @@ impl<'a> EventColumns<'a> {
 /// The columns of new deliveries, one array each.
 #[derive(Default)]
 struct DeliveryColumns<'a> {
-    event_id: Vec<&'a str>,
+    /// From 1, as the database counts.
+    event: Vec<i32>,
     subscription_id: Vec<&'a str>,
     ordering_key: Vec<Option<&'a str>>,
     /// No delivery before it in this group has its subscription and key.
@@ -466,7 +423,7 @@ impl<'a> DeliveryColumns<'a> {
         let mut columns = Self::default();
         let mut seen = std::collections::HashSet::new();
         for delivery in deliveries {
-            columns.event_id.push(delivery.event_id.as_str());
+            columns.event.push(i32::try_from(delivery.event + 1).expect("a group is small"));
             columns.subscription_id.push(delivery.subscription_id.as_str());
             columns.ordering_key.push(delivery.ordering_key);
             columns.at_most_once.push(delivery.at_most_once);

@@ -20,6 +20,7 @@ use crate::{
         proxy::Proxy,
         service::Service,
         wait::{SOON, eventually, within},
+        wire::Wire,
     },
 };
 
@@ -327,13 +328,100 @@ async fn metrics_are_for_direct_callers_of_this_machine_only() {
         "Via",
         "X-Real-IP",
         "CF-Connecting-IP",
+        "True-Client-IP",
+        "X-Client-IP",
+        "X-Original-Forwarded-For",
     ] {
-        let request = site
-            .one()
-            .request(Method::GET, "/metrics", None)
-            .header(name, "127.0.0.1");
-        refused(&site.one().send(request).await, 404, "events.not_found");
+        for value in ["127.0.0.1", "for=127.0.0.1", "203.0.113.9", ""] {
+            let request = site.one().request(Method::GET, "/metrics", None).header(name, value);
+            let answer = site.one().send(request).await;
+            refused(&answer, 404, "events.not_found");
+        }
     }
+}
+
+#[tokio::test]
+async fn a_path_in_another_spelling_names_nothing() {
+    let site = Site::shared().await;
+    let slug = consumer();
+    let held = site.subscribe(&slug, "live.*", "spelling").await;
+    let subscription = format!("/api/v1/subscriptions/{}", text(&held, "id"));
+    let own = TokenSpec::service(&slug)
+        .caps(&["events.event.*", "events.subscription.*", "events.delivery.*"])
+        .sign();
+    let mut wire = Wire::to(site.service()).await;
+    let mut ask = async |target: &str| {
+        let request = format!("GET {target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {own}\r\n\r\n");
+        wire.ask(request).await.expect("an answer")
+    };
+    for path in [
+        "/metrics",
+        "/api/ready",
+        "/api/health",
+        EVENTS,
+        "/api/v1/deliveries",
+        subscription.as_str(),
+    ] {
+        let plain = ask(path).await;
+        assert_eq!(plain.status, 200, "{path}: {plain:?}");
+        let absolute = ask(&format!("http://elsewhere:81{path}?x=%2f..")).await;
+        assert_eq!(
+            absolute.status, 200,
+            "the host and the query are no part of the path: {absolute:?}"
+        );
+        let (start, last) = path.rsplit_once('/').expect("a slash");
+        let (first, rest) = last.split_at(1);
+        for other in [
+            format!("/{path}"),
+            format!("{start}//{last}"),
+            format!("{path}/"),
+            format!("{path}//"),
+            format!("/.{path}"),
+            format!("{start}/./{last}"),
+            format!("{start}/x/../{last}"),
+            format!("{start}/x/%2e%2e/{last}"),
+            format!("{path}/."),
+            format!("{path}/.."),
+            format!("{start}%2f{last}"),
+            format!("{start}%2F{last}"),
+            format!("{start}/%2f{last}"),
+            format!("{start}\\{last}"),
+            format!("{start}%5c{last}"),
+            format!("{path};x=1"),
+            format!("{path};"),
+            format!("{path}%00"),
+            format!("{path}%20"),
+            format!("{path}%0a"),
+            format!("{path}%3f"),
+            format!("{path}%23"),
+            format!("{path}%"),
+            format!("{path}.json"),
+            format!("{start}/{}{rest}", first.to_uppercase()),
+            path.to_uppercase(),
+        ]
+        .iter()
+        .filter(|other| other.starts_with('/'))
+        {
+            let answer = ask(other).await;
+            assert_eq!(
+                (answer.status, answer.body["code"].as_str()),
+                (404, Some("events.not_found")),
+                "{other}: {answer:?}"
+            );
+        }
+        // A route without a parameter has no other spelling either.
+        if path != subscription {
+            let encoded = format!("{start}/%{:02x}{rest}", first.as_bytes()[0]);
+            assert_eq!(ask(&encoded).await.status, 404, "{encoded}");
+        }
+    }
+    // A parameter is decoded once, and then judged.
+    let id = text(&held, "id");
+    let (head, tail) = id.split_at(4);
+    let once = ask(&format!("/api/v1/subscriptions/%73ub_{tail}")).await;
+    assert_eq!((once.status, text(&once.body, "id")), (200, id), "{head}");
+    assert!(once.head.contains("cache-control: no-store"), "{once:?}");
+    assert_eq!(ask(&format!("/api/v1/subscriptions/%2573ub_{tail}")).await.status, 404);
 }
 
 #[tokio::test]
@@ -487,6 +575,62 @@ async fn a_head_that_cannot_be_read_is_refused_with_a_document_and_the_connectio
             "{answer}"
         );
     }
+}
+
+#[tokio::test]
+async fn callers_that_do_not_read_their_pages_make_pages_short_and_stop_nobody() {
+    let site = Site::own(1, &[]).await;
+    let reader = site.one().service_token(&consumer());
+    let large = envelopes("live", 90).into_iter();
+    let large: Vec<_> = large
+        .map(|event| event.payload(json!({ "text": "x".repeat(60_000) })))
+        .collect();
+    for part in large.chunks(30) {
+        site.one().publish_as("live", &batch(part)).await.expect(201);
+    }
+    let page = async |query: &str| {
+        let page = site
+            .one()
+            .get(&format!("{EVENTS}?limit=1000{query}"), Some(&reader))
+            .await
+            .expect(200);
+        let ids = page["events"].as_array().expect("a list").iter();
+        let ids: Vec<String> = ids.map(|item| text(&item["event"], "event_id").to_owned()).collect();
+        (ids, text(&page, "next_cursor").to_owned())
+    };
+    let (whole, _) = page("").await;
+    assert!(
+        (60..90).contains(&whole.len()),
+        "a page ends at about 4 MiB: {} events",
+        whole.len()
+    );
+
+    let mut deaf = Vec::new();
+    for _ in 0..20 {
+        let mut wire = Wire::narrow(site.service()).await;
+        wire.send(format!(
+            "GET {EVENTS}?limit=1000 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {reader}\r\n\r\n"
+        ))
+        .await;
+        deaf.push(wire);
+    }
+    let next = eventually("pages are short", SOON, async || {
+        let (ids, next) = page("").await;
+        (ids.len() < 10).then(|| {
+            assert_eq!(ids, whole[..ids.len()], "the beginning of the page");
+            (ids.len(), next)
+        })
+    })
+    .await;
+    let (ids, _) = page(&format!("&after={}", next.1)).await;
+    assert_eq!(ids[0], whole[next.0], "the next page goes on where the short one ended");
+    site.one().publish(&envelope("live")).await.expect(201);
+
+    drop(deaf);
+    eventually("pages are whole again", SOON, async || {
+        page("").await.0.len() == whole.len()
+    })
+    .await;
 }
 
 #[tokio::test]

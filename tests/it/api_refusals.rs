@@ -815,11 +815,12 @@ fn leaked(text: String) -> &'static str {
 }
 
 /// Everything a refused request could have changed.
-const STATE: &str = "SELECT concat_ws('/', \
+pub(crate) const STATE: &str = "SELECT concat_ws('/', \
     (SELECT count(*) FROM events), (SELECT count(*) FROM idempotency_receipts), \
     (SELECT string_agg(s::text, ';' ORDER BY id) FROM subscriptions s), \
     (SELECT string_agg(d::text, ';' ORDER BY seq, subscription_id) FROM deliveries d), \
-    (SELECT string_agg(c::text, ';' ORDER BY consumer) FROM consumer_checkpoints c))";
+    (SELECT string_agg(c::text, ';' ORDER BY consumer) FROM consumer_checkpoints c), \
+    (SELECT string_agg(p::text, ';' ORDER BY pattern) FROM delivery_policies p))";
 
 #[tokio::test]
 async fn every_refusal_names_what_to_change_and_stores_nothing() {

@@ -198,10 +198,11 @@ impl World {
             .collect();
         let deliveries: Vec<NewDelivery<'_>> = events
             .iter()
+            .enumerate()
             .zip(keys)
-            .flat_map(|(event, key)| {
-                subscriptions.iter().map(|id| NewDelivery {
-                    event_id: &event.event_id,
+            .flat_map(|((event, _), key)| {
+                subscriptions.iter().map(move |id| NewDelivery {
+                    event,
                     subscription_id: id,
                     ordering_key: *key,
                     at_most_once,

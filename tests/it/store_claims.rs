@@ -23,13 +23,13 @@ use crate::{
 };
 
 const DUE: &str = "FROM (VALUES (0, c.critical)";
-const CLAIM: &str = "claimed_generation = generation";
+const CLAIM: &str = "FROM claim_deliveries(";
 const RELEASE: &str = "WITH lost AS (";
 
 /// What `CLAIM` takes for one subscription.
 fn claim_literals(id: &SubscriptionId) -> String {
     format!(
-        "ARRAY['{id}'], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[100]::bigint[], ARRAY['{id}'], 100, 'w', 1000, 1, ARRAY[100]::bigint[]"
+        "ARRAY['{id}'], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[100]::bigint[], ARRAY[100]::bigint[], 100, 'w', 1000, 1"
     )
 }
 
@@ -339,10 +339,10 @@ async fn a_disabled_subscription_waits_for_no_claim_and_a_claim_does_not_wait_fo
         .await;
     let both = format!(
         "ARRAY['{off}', '{on}'], ARRAY[0,0]::bigint[], ARRAY[0,0]::bigint[], ARRAY[0,0]::bigint[], ARRAY[9,9]::bigint[], \
-         ARRAY['{on}'], 100, 'w', 1000, 1, ARRAY[9,9]::bigint[]"
+         ARRAY[9,9]::bigint[], 100, 'w', 1000, 1"
     );
     for cost in costs(fixture.pool(), CLAIM, &both).await {
-        assert!(cost.rows < 20 && cost.buffers < 100, "{cost:?}");
+        assert!(cost.buffers < 100, "{cost:?}");
     }
 }
 
@@ -360,8 +360,9 @@ async fn three_hundred_thousand_rows_behind_one_head_cost_a_claim_nothing() {
             "{what}: {cost:?}"
         );
     };
+    // What a function reads shows in its pages alone.
     for cost in costs(fixture.pool(), CLAIM, &claim_literals(&id)).await {
-        check("a claim", "deliveries_runnable", &cost);
+        assert!(cost.buffers < 100, "a claim: {cost:?}");
     }
     for cost in costs(fixture.pool(), DUE, &due_literals(&id)).await {
         check("a look at what is due", "deliveries_runnable", &cost);

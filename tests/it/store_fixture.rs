@@ -42,7 +42,11 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) async fn new() -> Self {
-        let database = Database::create().await;
+        Self::on(Database::create().await).await
+    }
+
+    /// A store on this database.
+    pub(crate) async fn on(database: Database) -> Self {
         let store = connect(&database).await;
         Self { database, store }
     }
@@ -169,9 +173,10 @@ pub(crate) async fn put_keyed(
     let rows: Vec<NewEvent<'_>> = events.iter().map(|(event, _)| new_event(event)).collect();
     let deliveries: Vec<NewDelivery<'_>> = events
         .iter()
-        .filter_map(|(event, ordering_key)| {
+        .enumerate()
+        .filter_map(|(event, (_, ordering_key))| {
             Some(NewDelivery {
-                event_id: &event.event_id,
+                event,
                 subscription_id: subscription?,
                 ordering_key: *ordering_key,
                 at_most_once: false,
@@ -179,9 +184,9 @@ pub(crate) async fn put_keyed(
         })
         .collect();
     let mut group = store.open_group(&ids).await?;
-    let positions = group.store(&rows, &deliveries).await?;
+    let first = group.store(&rows, &deliveries).await?;
     group.commit().await?;
-    Ok(ids.iter().map(|id| positions[*id]).collect())
+    Ok((first..).take(events.len()).collect())
 }
 
 /// A candidate without bounds.
@@ -372,12 +377,16 @@ fn read_request(source: &str, body: &Value, trace: &str, given: bool) -> Publish
     PublishRequest::of_service(&body.to_string(), source, trace, given, &rules).expect("a valid request")
 }
 
+/// Stored bytes of a page, as the service asks for them.
+pub(crate) const PAGE_BYTES: i64 = 4 * 1024 * 1024;
+
 /// A page after a cursor.
 pub(crate) async fn pull(store: &Store, after: Option<Cursor>, topic: &str, limit: i64) -> Page {
     let request = PageRequest {
         after,
         topics: TopicPattern::parse_list(topic).expect("topic patterns"),
         limit,
+        bytes: PAGE_BYTES,
     };
     store.pull(&request).await.expect("a page")
 }

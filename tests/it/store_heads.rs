@@ -226,7 +226,7 @@ async fn a_replay_while_a_new_event_of_its_key_is_stored_leaves_one_mark() {
     let new = event_of("live.a.b");
     let mut group = store.open_group(&[new.event_id.as_str()]).await.expect("a group");
     let delivery = NewDelivery {
-        event_id: &new.event_id,
+        event: 0,
         subscription_id: &id,
         ordering_key: Some("k"),
         at_most_once: false,

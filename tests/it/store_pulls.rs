@@ -8,7 +8,7 @@ use openvibe_events::{
 };
 
 use crate::{
-    store_fixture::{Door, Fixture, costs, event_of, events_of, ids, pull, put, request},
+    store_fixture::{Door, Fixture, PAGE_BYTES, costs, event_of, events_of, ids, pull, put, request},
     support::{
         envelopes::{batch, envelopes},
         wait::{eventually, within},
@@ -257,11 +257,13 @@ async fn both(store: &Store, after: Option<Cursor>, event_type: &str, limit: i64
         after,
         topics: vec![topic.clone()],
         limit,
+        bytes: PAGE_BYTES,
     };
     let twice = PageRequest {
         after,
         topics: vec![topic.clone(), topic],
         limit,
+        bytes: PAGE_BYTES,
     };
     [
         store.pull(&once).await.expect("a page"),

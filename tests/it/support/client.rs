@@ -129,12 +129,14 @@ impl Client {
 
     /// As `publish`, when the answer may be lost.
     pub(crate) async fn try_publish(&self, envelope: &Envelope) -> Result<Response, reqwest::Error> {
-        let token = self.service_token(envelope.source());
-        self.try_send(json(
-            self.request(Method::POST, "/api/v1/events", Some(&token)),
-            envelope.json(),
-        ))
-        .await
+        self.try_publish_as(envelope.source(), envelope.json()).await
+    }
+
+    /// As `publish_as`, when the answer may be lost.
+    pub(crate) async fn try_publish_as(&self, slug: &str, body: &Value) -> Result<Response, reqwest::Error> {
+        let token = self.service_token(slug);
+        let request = self.request(Method::POST, "/api/v1/events", Some(&token));
+        self.try_send(json(request, body)).await
     }
 
     /// A token of the service `slug` with the capabilities of an ordinary service, used again while it is fresh.

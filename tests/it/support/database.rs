@@ -1,12 +1,15 @@
 //! Databases of a test's own: clones of one migrated template, dropped when the test ends.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
     thread,
 };
 
 use openvibe_events::store::{self, Addresses};
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use sqlx::{
     AssertSqlSafe, Connection, PgConnection, PgPool,
@@ -21,22 +24,83 @@ const TEMPLATE_LOCK: i64 = 0x6f76_5f74_656d_706c;
 /// A database that nobody else uses.
 #[derive(Debug)]
 pub(crate) struct Database {
+    server: Server,
     name: String,
     url: Url,
     pool: PgPool,
 }
 
+/// A PostgreSQL server, by the URL of an administrator.
+#[derive(Debug, Clone)]
+pub(crate) struct Server {
+    url: Url,
+    /// Its databases end with it.
+    private: bool,
+}
+
+impl Server {
+    /// The one that most tests share.
+    pub(crate) fn shared() -> Self {
+        Self::named("OV_TEST_PG_URL", "postgres")
+    }
+
+    /// PostgreSQL 18, shared.
+    pub(crate) fn eighteen() -> Self {
+        Self::named("OV_TEST_PG18_URL", "postgres18")
+    }
+
+    /// A server of the test's own, which may be killed and ends with the test.
+    pub(crate) fn private(url: &str) -> Self {
+        Self {
+            url: Url::parse(url).expect("the URL of a server"),
+            private: true,
+        }
+    }
+
+    fn named(variable: &str, service: &str) -> Self {
+        let Ok(url) = std::env::var(variable) else {
+            panic!("{variable} is not set; run: eval \"$(scripts/services.sh up {service})\"");
+        };
+        Self {
+            url: Url::parse(&url).unwrap_or_else(|error| panic!("{variable} is no postgres:// URL: {error}")),
+            private: false,
+        }
+    }
+
+    /// A connection of its administrator.
+    pub(crate) async fn admin(&self) -> PgConnection {
+        PgConnection::connect(self.url.as_str())
+            .await
+            .unwrap_or_else(|error| panic!("no server answers at the test's URL: {error}"))
+    }
+
+    /// The name of the template for the migrations as they are now.
+    async fn template(&self) -> String {
+        static TEMPLATES: Mutex<BTreeMap<String, Arc<OnceCell<String>>>> = Mutex::new(BTreeMap::new());
+        let cell = Arc::clone(TEMPLATES.lock().entry(self.url.to_string()).or_default());
+        cell.get_or_init(|| ready_template(self)).await.clone()
+    }
+}
+
 impl Database {
     /// A fresh database with every migration applied.
     pub(crate) async fn create() -> Self {
-        static TEMPLATE: OnceCell<String> = OnceCell::const_new();
-        let template = TEMPLATE.get_or_init(ready_template).await;
-        Self::clone_of(template).await
+        Self::create_on(&Server::shared()).await
+    }
+
+    /// As [`Database::create`], on this server.
+    pub(crate) async fn create_on(server: &Server) -> Self {
+        Self::clone_of(server, &server.template().await).await
     }
 
     /// A fresh database without a single table.
     pub(crate) async fn empty() -> Self {
-        Self::clone_of("template0").await
+        Self::empty_on(&Server::shared()).await
+    }
+
+    /// As [`Database::empty`], on this server.
+    pub(crate) async fn empty_on(server: &Server) -> Self {
+        Self::clone_of(server, "template0").await
     }
 
     /// The URL of the database, with the rights to change its schema.
@@ -65,9 +129,14 @@ impl Database {
         &self.pool
     }
 
-    async fn clone_of(template: &str) -> Self {
+    /// The name of the database.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    async fn clone_of(server: &Server, template: &str) -> Self {
         let name = format!("ov_it_{}", ulid::Ulid::generate().to_string().to_lowercase());
-        let mut admin = admin().await;
+        let mut admin = server.admin().await;
         // Copying by WAL keeps clones from forcing checkpoints on each other.
         run(
             &mut admin,
@@ -75,26 +144,34 @@ impl Database {
         )
         .await;
         admin.close().await.ok();
-        let mut url = server_url();
+        let mut url = server.url.clone();
         url.set_path(&name);
         let options: PgConnectOptions = url
             .as_str()
             .parse()
             .expect("a database URL made from a good server URL");
         let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(options);
-        Self { name, url, pool }
+        Self {
+            server: server.clone(),
+            name,
+            url,
+            pool,
+        }
     }
 }
 
 impl Drop for Database {
     /// Drops the database whoever is still connected, and waits for it: the process may end right after.
     fn drop(&mut self) {
-        let name = self.name.clone();
+        if self.server.private {
+            return;
+        }
+        let (name, server) = (self.name.clone(), self.server.clone());
         let dropped = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime of its own for the clean-up").block_on(async {
                 run(
-                    &mut admin().await,
+                    &mut server.admin().await,
                     &format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"),
                 )
                 .await;
@@ -110,12 +187,12 @@ impl Drop for Database {
 ///
 /// The name holds a hash of the migrations, so an old template is never taken for a new one. A finished template
 /// carries PostgreSQL's own template mark: one without it was being built when its builder died, and is built anew.
-async fn ready_template() -> String {
+async fn ready_template(server: &Server) -> String {
     let name = format!(
         "ov_template_{}",
         migrations_hash(&Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations"))
     );
-    let mut admin = admin().await;
+    let mut admin = server.admin().await;
     sqlx::query("SELECT pg_advisory_lock($1)")
         .bind(TEMPLATE_LOCK)
         .execute(&mut admin)
@@ -133,7 +210,7 @@ async fn ready_template() -> String {
             &format!("CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'"),
         )
         .await;
-        let mut url = server_url();
+        let mut url = server.url.clone();
         url.set_path(&name);
         migrate(url.as_str()).await;
         run(
@@ -187,20 +264,6 @@ fn files_below(directory: &Path) -> Vec<PathBuf> {
     }
     files.sort();
     files
-}
-
-fn server_url() -> Url {
-    let Ok(url) = std::env::var("OV_TEST_PG_URL") else {
-        panic!("OV_TEST_PG_URL is not set; run: eval \"$(scripts/services.sh up postgres)\"");
-    };
-    Url::parse(&url).expect("OV_TEST_PG_URL is a postgres:// URL")
-}
-
-async fn admin() -> PgConnection {
-    let url = server_url();
-    PgConnection::connect(url.as_str())
-        .await
-        .unwrap_or_else(|error| panic!("OV_TEST_PG_URL names no server that answers: {error}"))
 }
 
 async fn run(connection: &mut PgConnection, statement: &str) {

@@ -7,10 +7,18 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use parking_lot::Mutex;
+use reqwest::Method;
 use serde_json::Value;
 use sqlx::PgPool;
 
-use super::{client::Response, envelopes::Envelope, receiver::Receiver};
+use super::{
+    client::{Client, Response},
+    envelopes::Envelope,
+    receiver::{Call, Receiver},
+};
+
+/// How many events a walk reads a page.
+const WALK_PAGE: usize = 1_000;
 
 /// Which events a receiver's path is owed.
 type Owed = Box<dyn Fn(&Value) -> bool + Send + Sync>;
@@ -148,6 +156,89 @@ impl Ledger {
                 );
             }
         }
+    }
+}
+
+/// A reader that follows a topic by its cursors, page by page, and keeps every id in the order read.
+#[derive(Debug)]
+pub(crate) struct Walk {
+    path: String,
+    after: String,
+    ids: Vec<String>,
+}
+
+impl Walk {
+    /// Starts before the first event of the log.
+    pub(crate) fn over(topic: &str) -> Self {
+        Self {
+            path: format!("/api/v1/events?topic={topic}&limit={WALK_PAGE}"),
+            after: String::new(),
+            ids: Vec::new(),
+        }
+    }
+
+    /// Reads one page through a process that may not answer, or may refuse; then nothing is passed. Answers how many
+    /// events were on it.
+    pub(crate) async fn step(&mut self, client: &Client) -> usize {
+        let token = client.service_token("walker");
+        let path = format!("{}{}", self.path, self.after);
+        let answer = client.try_send(client.request(Method::GET, &path, Some(&token))).await;
+        let Some(page) = answer.ok().filter(|answer| answer.status == 200) else {
+            return 0;
+        };
+        assert_eq!(page.body.get("gap"), None, "no history is lost: {}", page.text);
+        let events = page.body["events"].as_array().expect("a list of events");
+        let ids = events
+            .iter()
+            .map(|one| one["event"]["event_id"].as_str().expect("an id").to_owned());
+        self.ids.extend(ids);
+        self.after = format!("&after={}", page.body["next_cursor"].as_str().expect("a cursor"));
+        events.len()
+    }
+
+    /// Reads to the end of the log.
+    pub(crate) async fn to_the_end(&mut self, client: &Client) {
+        while self.step(client).await > 0 {}
+    }
+
+    /// Fails unless the log was read whole: every stored event of the topic once, in the order of positions.
+    pub(crate) async fn assert_whole(&self, pool: &PgPool) {
+        let stored: Vec<String> = sqlx::query_scalar("SELECT id FROM events ORDER BY seq")
+            .fetch_all(pool)
+            .await
+            .expect("the log");
+        assert!(
+            self.ids == stored,
+            "{} events are stored, {} were read; the first difference is at {:?}",
+            stored.len(),
+            self.ids.len(),
+            self.ids.iter().zip(&stored).position(|(read, kept)| read != kept)
+        );
+    }
+}
+
+/// Fails unless the first arrivals of each key at a path came in the order of their positions.
+pub(crate) async fn assert_in_order(receiver: &Receiver, path: &str, pool: &PgPool, key: impl Fn(&Call) -> String) {
+    let positions: BTreeMap<String, i64> = sqlx::query_as("SELECT id, seq FROM events")
+        .fetch_all(pool)
+        .await
+        .expect("the positions")
+        .into_iter()
+        .collect();
+    let mut seen = BTreeSet::new();
+    let mut last: BTreeMap<String, i64> = BTreeMap::new();
+    for call in receiver.calls_to(path) {
+        if !seen.insert(call.event_id().to_owned()) {
+            continue;
+        }
+        let position = positions[call.event_id()];
+        let former = last.insert(key(&call), position);
+        assert!(
+            former < Some(position),
+            "{} at {position} came first after {former:?} of its key {}",
+            call.event_id(),
+            key(&call)
+        );
     }
 }
 

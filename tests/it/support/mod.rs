@@ -11,14 +11,19 @@
 )]
 
 pub(crate) mod client;
+pub(crate) mod cluster;
 pub(crate) mod contracts;
 pub(crate) mod database;
+pub(crate) mod dice;
 pub(crate) mod envelopes;
 pub(crate) mod http1;
 pub(crate) mod ledger;
 pub(crate) mod network;
+pub(crate) mod pgbouncer;
+pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod receiver;
 pub(crate) mod service;
 pub(crate) mod tls;
 pub(crate) mod wait;
+pub(crate) mod wire;

@@ -1,6 +1,13 @@
 //! A TCP proxy between the service and PostgreSQL that a test can cut, stall and restore.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -17,10 +24,18 @@ enum Line {
     Open,
     /// Everything passes this much later.
     Late(Duration),
+    /// Everything passes, one byte at a time.
+    Dripping,
     /// Connections stay; nothing passes in either direction.
     Stalled,
     /// What clients send passes; what the server answers is held.
     AnswersHeld,
+    /// Everything passes until a client sends a COMMIT. That reaches the server, and its connection ends unanswered.
+    CutAtCommit,
+    /// So many pieces pass from clients to the server; a connection with a further one is closed, and that is lost.
+    Asks(u64),
+    /// As `Asks`, for pieces from the server.
+    Answers(u64),
     /// Every connection is closed, and every new one at once.
     Cut,
 }
@@ -30,8 +45,19 @@ enum Line {
 pub(crate) struct Proxy {
     address: SocketAddr,
     line: watch::Sender<Line>,
-    accepted: Arc<watch::Sender<u64>>,
+    shared: Arc<Shared>,
     _server: AbortOnDropHandle<()>,
+}
+
+/// What the connections of a proxy share.
+#[derive(Debug, Default)]
+struct Shared {
+    accepted: AtomicU64,
+    commits: AtomicU64,
+    /// Pieces since the last limit was set.
+    passed: AtomicU64,
+    /// Connections of earlier generations are closed.
+    generation: watch::Sender<u64>,
 }
 
 impl Proxy {
@@ -40,12 +66,12 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free loopback port");
         let address = listener.local_addr().expect("a bound port");
         let line = watch::Sender::new(Line::Open);
-        let accepted = Arc::new(watch::Sender::new(0));
-        let server = serve(listener, upstream.to_owned(), line.subscribe(), accepted.clone());
+        let shared = Arc::new(Shared::default());
+        let server = serve(listener, upstream.to_owned(), line.subscribe(), Arc::clone(&shared));
         Self {
             address,
             line,
-            accepted,
+            shared,
             _server: AbortOnDropHandle::new(tokio::spawn(server)),
         }
     }
@@ -75,6 +101,40 @@ impl Proxy {
         self.line.send_replace(Line::Late(delay));
     }
 
+    /// Carries every byte in a write of its own, so that no message arrives whole.
+    pub(crate) fn drip(&self) {
+        self.line.send_replace(Line::Dripping);
+    }
+
+    /// Passes the next COMMIT of each connection on and closes that connection once the server has answered it, without
+    /// the answer: what was asked has happened, and nobody heard of it.
+    pub(crate) fn cut_at_commit(&self) {
+        self.line.send_replace(Line::CutAtCommit);
+    }
+
+    /// Lets so many pieces of any connection pass from clients to the server, each as it was sent; whoever sends more
+    /// loses the connection and what was sent. Each step of a transaction is one piece.
+    pub(crate) fn cut_after_asking(&self, pieces: u64) {
+        self.shared.passed.store(0, Relaxed);
+        self.line.send_replace(Line::Asks(pieces));
+    }
+
+    /// As `cut_after_asking`, for what the server answers: the next answer is lost, and the connection with it.
+    pub(crate) fn cut_after_answers(&self, pieces: u64) {
+        self.shared.passed.store(0, Relaxed);
+        self.line.send_replace(Line::Answers(pieces));
+    }
+
+    /// How many connections were ended by `cut_at_commit`.
+    pub(crate) fn cut_commits(&self) -> u64 {
+        self.shared.commits.load(Relaxed)
+    }
+
+    /// Closes the connections there are now. New ones are served.
+    pub(crate) fn drop_connections(&self) {
+        self.shared.generation.send_modify(|generation| *generation += 1);
+    }
+
     /// Lets everything pass again.
     pub(crate) fn restore(&self) {
         self.line.send_replace(Line::Open);
@@ -82,28 +142,36 @@ impl Proxy {
 
     /// How many connections were accepted so far, refused ones not counted.
     pub(crate) fn accepted(&self) -> u64 {
-        *self.accepted.borrow()
+        self.shared.accepted.load(Relaxed)
     }
 }
 
-async fn serve(
-    listener: TcpListener,
-    upstream: String,
-    line: watch::Receiver<Line>,
-    accepted: Arc<watch::Sender<u64>>,
-) {
+async fn serve(listener: TcpListener, upstream: String, line: watch::Receiver<Line>, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
         while connections.try_join_next().is_some() {}
         if *line.borrow() == Line::Cut {
             continue;
         }
-        accepted.send_modify(|count| *count += 1);
-        connections.spawn(join(client, upstream.clone(), line.clone()));
+        shared.accepted.fetch_add(1, Relaxed);
+        let generation = shared.generation.subscribe();
+        connections.spawn(join(
+            client,
+            upstream.clone(),
+            line.clone(),
+            generation,
+            Arc::clone(&shared),
+        ));
     }
 }
 
-async fn join(client: TcpStream, upstream: String, mut line: watch::Receiver<Line>) {
+async fn join(
+    client: TcpStream,
+    upstream: String,
+    mut line: watch::Receiver<Line>,
+    mut generation: watch::Receiver<u64>,
+    shared: Arc<Shared>,
+) {
     let Ok(server) = TcpStream::connect(&upstream).await else {
         return;
     };
@@ -111,35 +179,68 @@ async fn join(client: TcpStream, upstream: String, mut line: watch::Receiver<Lin
     server.set_nodelay(true).ok();
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let asked = pump(from_client, to_server, line.clone(), |line| line == Line::Stalled);
-    let answered = pump(from_server, to_client, line.clone(), |line| {
-        matches!(line, Line::Stalled | Line::AnswersHeld)
-    });
+    let committing = AtomicBool::new(false);
+    let asked = pump(
+        from_client,
+        to_server,
+        line.clone(),
+        |line| line == Line::Stalled,
+        |line, bytes| {
+            if line == Line::CutAtCommit && bytes.windows(COMMIT.len()).any(|text| text == COMMIT) {
+                committing.store(true, Relaxed);
+            }
+            !matches!(line, Line::Asks(most) if shared.passed.fetch_add(1, Relaxed) >= most)
+        },
+    );
+    let answered = pump(
+        from_server,
+        to_client,
+        line.clone(),
+        |line| matches!(line, Line::Stalled | Line::AnswersHeld),
+        |line, _| {
+            let ends = committing.load(Relaxed);
+            shared.commits.fetch_add(u64::from(ends), Relaxed);
+            !ends && !matches!(line, Line::Answers(most) if shared.passed.fetch_add(1, Relaxed) >= most)
+        },
+    );
     // Either side's end ends both, as does a cut; dropping the halves closes both sockets.
     tokio::select! {
         () = asked => {}
         () = answered => {}
         _ = line.wait_for(|line| *line == Line::Cut) => {}
+        _ = generation.changed() => {}
     }
 }
 
-/// Carries bytes one way, holding them while `held` says so.
+/// The end of the message that asks for a commit.
+const COMMIT: &[u8] = b"COMMIT\0";
+
+/// Carries bytes one way, holding them while `held` says so, until `passes` refuses some.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut line: watch::Receiver<Line>,
     held: impl Fn(Line) -> bool,
+    passes: impl Fn(Line, &[u8]) -> bool,
 ) {
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
-        match line.wait_for(|line| !held(*line)).await.map(|line| *line) {
+        let now = line.wait_for(|line| !held(*line)).await.map(|line| *line);
+        let mut at_once = read;
+        match now {
             // What was held when the line is cut is lost with it.
             Ok(Line::Cut) | Err(_) => return,
             Ok(Line::Late(delay)) => tokio::time::sleep(delay).await,
+            Ok(Line::Dripping) => at_once = 1,
             Ok(_) => {}
         }
-        if to.write_all(&buffer[..read]).await.is_err() {
+        if now.is_ok_and(|line| !passes(line, &buffer[..read])) {
             return;
+        }
+        for part in buffer[..read].chunks(at_once) {
+            if to.write_all(part).await.is_err() {
+                return;
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    net::SocketAddr,
     ops::Deref,
     panic::Location,
     sync::Arc,
@@ -19,7 +20,10 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use super::http1::{self, Request};
+use super::{
+    http1::{self, Request},
+    wait::{SOON, eventually},
+};
 
 /// The pause between two bytes of a trickled answer.
 const TRICKLE_PAUSE: Duration = Duration::from_millis(20);
@@ -226,9 +230,9 @@ type Script = Arc<dyn Fn(&Call) -> Answer + Send + Sync>;
 /// A running receiver. Its server ends when the value is dropped.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    base: String,
+    address: SocketAddr,
     state: Arc<State>,
-    _server: AbortOnDropHandle<()>,
+    server: Mutex<Option<AbortOnDropHandle<()>>>,
 }
 
 #[derive(Default)]
@@ -267,19 +271,34 @@ impl Receiver {
     /// Starts a receiver on a free loopback port. A path without a script answers 204.
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free loopback port");
-        let base = format!("http://{}", listener.local_addr().expect("a bound port"));
+        let address = listener.local_addr().expect("a bound port");
         let state = Arc::new(State::default());
         let server = AbortOnDropHandle::new(tokio::spawn(serve(listener, state.clone())));
         Self {
-            base,
+            address,
             state,
-            _server: server,
+            server: Mutex::new(Some(server)),
         }
+    }
+
+    /// Ends as a killed process does: every connection is closed, answered or not, and new ones are refused. What was
+    /// recorded stays recorded, as what a consumer has committed does.
+    pub(crate) fn crash(&self) {
+        self.server.lock().take();
+    }
+
+    /// Listens again where it did before [`Receiver::crash`].
+    pub(crate) async fn start_again(&self) {
+        let listener = eventually("the port of the receiver is free", SOON, async || {
+            TcpListener::bind(self.address).await
+        });
+        let server = tokio::spawn(serve(listener.await, self.state.clone()));
+        *self.server.lock() = Some(AbortOnDropHandle::new(server));
     }
 
     /// The endpoint URL of a path, which starts with a slash.
     pub(crate) fn url(&self, path: &str) -> String {
-        format!("{}{path}", self.base)
+        format!("http://{}{path}", self.address)
     }
 
     /// Answers the calls of a path one after the other; the last answer repeats. Counting begins anew.

@@ -295,3 +295,11 @@ pub(crate) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free loopback port");
     listener.local_addr().expect("a bound port").port()
 }
+
+/// A loopback port that is free, and stays free while nobody listens on it: below those that outgoing connections take.
+pub(crate) fn steady_port() -> u16 {
+    let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let tries =
+        std::iter::repeat_with(|| 10_000 + u16::try_from(rand::random::<u32>() % 10_000).expect("a small number"));
+    tries.take(100).find(free).expect("one of a hundred ports is free")
+}

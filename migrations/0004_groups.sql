@@ -1,0 +1,457 @@
+-- Functions that do the work of a group in one round trip. The outermost of them says how its statements and those of
+-- the functions it calls are planned: once, for any arguments, by looking rows up in an index and never by reading a
+-- table from end to end because it was small when the plan was made.
+--
+-- A released function is never changed: another version of it gets another name, since two releases run side by side.
+
+-- What is stored of traces, for the loop guard: of each key the deepest event of another source, and the publish requests
+-- that said the same about the same subject. Each probe is bounded: the sources of a trace are skipped through by index,
+-- and repeats are looked for among the deepest rows only, where a loop's own rows are. A key without a trace has neither.
+CREATE FUNCTION trace_depths(
+    in_trace_id text[], in_source text[], in_event_type text[], in_subject_type text[], in_subject_id text[],
+    in_rows bigint
+) RETURNS TABLE (ordinal bigint, deepest_other integer, repeats integer)
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE keys AS MATERIALIZED (
+        SELECT * FROM unnest(in_trace_id, in_source, in_event_type, in_subject_type, in_subject_id)
+            WITH ORDINALITY AS k(trace_id, source, event_type, subject_type, subject_id, ordinal)
+    ), sources AS (
+        SELECT t.trace_id, first.source, first.hops
+        FROM (SELECT DISTINCT k.trace_id FROM keys k WHERE k.trace_id IS NOT NULL) t
+        CROSS JOIN LATERAL (
+            SELECT e.source, e.hops FROM events e
+            WHERE e.trace_id = t.trace_id AND e.project_id IS NULL
+            ORDER BY e.source DESC, e.hops DESC LIMIT 1
+        ) first
+        UNION ALL
+        SELECT s.trace_id, next.source, next.hops
+        FROM sources s
+        CROSS JOIN LATERAL (
+            SELECT e.source, e.hops FROM events e
+            WHERE e.trace_id = s.trace_id AND e.source < s.source AND e.project_id IS NULL
+            ORDER BY e.source DESC, e.hops DESC LIMIT 1
+        ) next
+    )
+    SELECT k.ordinal,
+           coalesce((SELECT max(s.hops) FROM sources s WHERE s.trace_id = k.trace_id AND s.source <> k.source), 0),
+           (SELECT count(DISTINCT coalesce(d.request_id, d.id)) FROM (
+                SELECT e.id, e.request_id, e.event_type, e.subject_type, e.subject_id FROM events e
+                WHERE e.trace_id = k.trace_id AND e.source = k.source AND e.project_id IS NULL
+                ORDER BY e.hops DESC LIMIT in_rows
+            ) d
+            WHERE d.event_type = k.event_type AND d.subject_type = k.subject_type
+              AND d.subject_id = k.subject_id)::integer
+    FROM keys k
+    WHERE k.trace_id IS NOT NULL;
+END
+$$;
+
+-- Stores accepted events with their receipts and deliveries, in the order given; answers the first position, from which
+-- the others follow without a hole. The caller holds the counter row.
+--
+-- The last unfinished row of each key that is extended is locked first, in position order, and heads are computed in a
+-- later statement: in one statement, a publish and a settle would miss each other's work.
+CREATE FUNCTION store_events(
+    in_now bigint, in_id text[], in_event_type text[], in_version bigint[], in_source text[], in_actor text[],
+    in_on_behalf_of text[], in_subject_type text[], in_subject_id text[], in_subject_revision bigint[],
+    in_trace_id text[], in_priority text[], in_visibility text[], in_occurred_at text[], in_payload text[],
+    in_hops integer[], in_publisher text[], in_request_id text[], in_size_bytes bigint[],
+    -- Deliveries: the event's place in the arrays above, from 1.
+    in_of integer[], in_subscription_id text[], in_ordering_key text[], in_first_of_key boolean[],
+    in_at_most_once boolean[],
+    in_counts_owner text, in_counts_role text, in_period_ms bigint
+) RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    first_position bigint;
+BEGIN
+    IF array_ndims(array_remove(in_ordering_key, NULL)) > 0 THEN
+        PERFORM d.seq
+        FROM deliveries d
+        JOIN (
+            SELECT DISTINCT tail.subscription_id, tail.seq
+            FROM unnest(in_subscription_id, in_ordering_key) AS k(subscription_id, ordering_key)
+            CROSS JOIN LATERAL (
+                SELECT t.subscription_id, t.seq FROM deliveries t
+                WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key
+                  AND t.status IN ('pending', 'failed')
+                ORDER BY t.seq DESC LIMIT 1
+            ) tail
+            WHERE k.ordering_key IS NOT NULL
+        ) last ON last.subscription_id = d.subscription_id AND last.seq = d.seq
+        WHERE d.status IN ('pending', 'failed')
+        ORDER BY d.seq, d.subscription_id
+        FOR UPDATE OF d;
+    END IF;
+
+    WITH stored AS (
+        INSERT INTO events (
+            seq, id, event_type, version, source, actor, on_behalf_of, subject_type, subject_id, subject_revision,
+            trace_id, priority, visibility, occurred_at, received_at, payload, hops, publisher, request_id, size_bytes
+        )
+        SELECT nextval('event_positions'), t.id, t.event_type, t.version, t.source, t.actor, t.on_behalf_of,
+               t.subject_type, t.subject_id, t.subject_revision, t.trace_id, t.priority, t.visibility, t.occurred_at,
+               in_now, t.payload, t.hops, t.publisher, t.request_id, t.size_bytes
+        FROM unnest(
+            in_id, in_event_type, in_version, in_source, in_actor, in_on_behalf_of, in_subject_type, in_subject_id,
+            in_subject_revision, in_trace_id, in_priority, in_visibility, in_occurred_at, in_payload, in_hops,
+            in_publisher, in_request_id, in_size_bytes
+        ) AS t(
+            id, event_type, version, source, actor, on_behalf_of, subject_type, subject_id, subject_revision, trace_id,
+            priority, visibility, occurred_at, payload, hops, publisher, request_id, size_bytes
+        )
+        RETURNING seq
+    )
+    SELECT min(seq) INTO first_position FROM stored;
+
+    INSERT INTO idempotency_receipts (consumer, event_id, processed_at)
+    SELECT 'events:publish', id, in_now FROM unnest(in_id) AS i(id)
+    ON CONFLICT DO NOTHING;
+
+    IF cardinality(in_of) > 0 THEN
+        INSERT INTO deliveries (
+            event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, ordering_key,
+            at_most_once, head
+        )
+        SELECT in_id[d.of], d.subscription_id, first_position + d.of - 1,
+               CASE in_priority[d.of] WHEN 'critical' THEN 0 WHEN 'important' THEN 1 ELSE 2 END,
+               in_now, in_now, in_now, d.ordering_key, d.at_most_once,
+               d.ordering_key IS NULL OR (d.first_of_key AND NOT EXISTS (
+                   SELECT FROM deliveries earlier
+                   WHERE earlier.subscription_id = d.subscription_id AND earlier.ordering_key = d.ordering_key
+                     AND earlier.status IN ('pending', 'failed')
+               ))
+        FROM unnest(in_of, in_subscription_id, in_ordering_key, in_first_of_key, in_at_most_once)
+            AS d(of, subscription_id, ordering_key, first_of_key, at_most_once);
+
+        INSERT INTO delivery_counts AS c (owner, role, period, pending)
+        VALUES (in_counts_owner, in_counts_role, in_now / in_period_ms, cardinality(in_of))
+        ON CONFLICT (owner, role, period) DO UPDATE SET pending = c.pending + excluded.pending;
+    END IF;
+    RETURN first_position;
+END
+$$;
+
+-- A whole group as one transaction of one statement, where nothing is to be decided: the caller's view is in force, every
+-- id is new, and no trace is too deep. Otherwise nothing is stored and there is no row; the caller then looks closer.
+-- A statement of its own that waits for the row, and later ones that see what was committed meanwhile.
+CREATE FUNCTION publish_group(
+    in_store_version bigint, in_hops_max integer,
+    -- The trace of each event that the loop guard looks at; null for one that starts its own.
+    in_guarded_trace_id text[],
+    in_id text[], in_event_type text[], in_version bigint[], in_source text[], in_actor text[],
+    in_on_behalf_of text[], in_subject_type text[], in_subject_id text[], in_subject_revision bigint[],
+    in_trace_id text[], in_priority text[], in_visibility text[], in_occurred_at text[], in_payload text[],
+    in_publisher text[], in_request_id text[], in_size_bytes bigint[],
+    in_of integer[], in_subscription_id text[], in_ordering_key text[], in_first_of_key boolean[],
+    in_at_most_once boolean[],
+    in_counts_owner text, in_counts_role text, in_period_ms bigint
+) RETURNS TABLE (first_position bigint)
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    hops integer[] := array_fill(1, ARRAY[cardinality(in_id)]);
+BEGIN
+    PERFORM FROM store_counter
+    WHERE name = 'events' AND version = in_store_version
+      AND timeline = left(pg_walfile_name(pg_current_wal_lsn()), 8)
+    FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    -- One probe an id: as a join or an array, a plan made while the table was small could walk the whole index.
+    PERFORM FROM unnest(in_id) AS i(id)
+    WHERE (SELECT true FROM idempotency_receipts r WHERE r.consumer = 'events:publish' AND r.event_id = i.id);
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    IF array_ndims(array_remove(in_guarded_trace_id, NULL)) > 0 THEN
+        SELECT array_agg(coalesce(greatest(depth.deepest_other, depth.repeats), 0) + 1 ORDER BY place.ordinal)
+        INTO hops
+        FROM generate_series(1, cardinality(in_id)) AS place(ordinal)
+        LEFT JOIN trace_depths(
+            in_guarded_trace_id, in_source, in_event_type, in_subject_type, in_subject_id, in_hops_max::bigint * 128
+        ) depth ON depth.ordinal = place.ordinal;
+        IF in_hops_max < ANY(hops) THEN
+            RETURN;
+        END IF;
+    END IF;
+    -- The clock after the wait, so that times of receipt follow positions.
+    RETURN QUERY SELECT store_events(
+        (extract(epoch FROM clock_timestamp()) * 1000)::bigint, in_id, in_event_type, in_version, in_source, in_actor, in_on_behalf_of, in_subject_type,
+        in_subject_id, in_subject_revision, in_trace_id, in_priority, in_visibility, in_occurred_at, in_payload, hops,
+        in_publisher, in_request_id, in_size_bytes, in_of, in_subscription_id, in_ordering_key, in_first_of_key,
+        in_at_most_once, in_counts_owner, in_counts_role, in_period_ms
+    );
+END
+$$;
+
+-- Claims what is due for these subscriptions, within their caps and the room of the process. There is a row for each
+-- subscription that was locked, and one for each of its claimed deliveries; without any, one row that says only how
+-- things stand.
+--
+-- The subscriptions are locked first; what they have in flight is counted in a later statement, whose snapshot sees every
+-- claim made before the lock.
+CREATE FUNCTION claim_deliveries(
+    in_id text[],
+    -- Due times before these, by priority, hold nothing runnable.
+    in_critical bigint[], in_important bigint[], in_low bigint[],
+    -- Rows wanted at most of each, of all those of its consumer, and of all.
+    in_own_room bigint[], in_consumer_room bigint[], in_room bigint,
+    in_owner text, in_lease_ms bigint, in_inflight_default integer
+) RETURNS TABLE (
+    version bigint, now_ms bigint, skipped boolean,
+    subscription_id text, free bigint, consumer text, endpoint text, secret text, previous_secret text,
+    retry_policy text,
+    seq bigint, attempt integer, at_most_once boolean, skipped_by_operator boolean, claim_id bigint, priority integer,
+    due_at bigint,
+    event_id text, event_type text, event_version bigint, source text, actor text, on_behalf_of text, subject_type text,
+    subject_id text, subject_revision bigint, trace_id text, event_priority text, visibility text, occurred_at text,
+    received_at bigint, payload text, hops integer
+)
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    locked_ids text[] := ARRAY(
+        SELECT s.id FROM subscriptions s WHERE s.id = ANY(in_id) AND s.enabled = 1
+        ORDER BY s.id
+        FOR NO KEY UPDATE SKIP LOCKED
+    );
+    enabled bigint := (SELECT count(*) FROM subscriptions s WHERE s.id = ANY(in_id) AND s.enabled = 1);
+    store_version bigint := (SELECT c.version FROM store_counter c WHERE c.name = 'events');
+BEGIN
+    RETURN QUERY
+    WITH locked AS MATERIALIZED (
+        SELECT s.id, s.consumer, s.endpoint, s.secret, s.retry_policy,
+               CASE WHEN s.previous_secret_until > now_ms() THEN s.previous_secret END AS previous_secret,
+               c.critical, c.important, c.low, c.consumer_room,
+               least(c.own_room, greatest(coalesce(s.max_inflight, in_inflight_default) - (
+                   SELECT count(*) FROM deliveries l WHERE l.subscription_id = s.id AND l.lease_until > now_ms()
+               ), 0)) AS free
+        FROM unnest(in_id, in_critical, in_important, in_low, in_own_room, in_consumer_room)
+            AS c(id, critical, important, low, own_room, consumer_room)
+        JOIN subscriptions s ON s.id = c.id
+        WHERE s.id = ANY(locked_ids)
+    ), runnable AS (
+        SELECT l.consumer, l.consumer_room, d.*
+        FROM locked l
+        CROSS JOIN LATERAL (
+            SELECT r.* FROM (VALUES (0, l.critical), (1, l.important), (2, l.low)) AS p(priority, frontier)
+            CROSS JOIN LATERAL (
+                SELECT d.subscription_id, d.seq, d.priority, d.next_attempt_at FROM deliveries d
+                WHERE d.subscription_id = l.id AND d.priority = p.priority
+                  AND d.next_attempt_at >= p.frontier AND d.next_attempt_at <= now_ms()
+                  AND d.head AND d.lease_until IS NULL AND d.status IN ('pending', 'failed')
+                ORDER BY d.next_attempt_at, d.seq
+                LIMIT l.free
+                FOR UPDATE SKIP LOCKED
+            ) r
+            ORDER BY r.priority, r.next_attempt_at, r.seq
+            LIMIT l.free
+        ) d
+    ), shared AS (
+        SELECT r.*, row_number() OVER (PARTITION BY r.consumer ORDER BY r.priority, r.next_attempt_at, r.seq) AS turn
+        FROM runnable r
+    ), picked AS MATERIALIZED (
+        SELECT s.subscription_id, s.seq, s.next_attempt_at FROM shared s
+        WHERE s.turn <= s.consumer_room
+        ORDER BY s.priority, s.turn, s.next_attempt_at, s.seq
+        LIMIT in_room
+    ), claimed AS (
+        UPDATE deliveries d
+        SET lease_owner = in_owner, lease_until = now_ms() + in_lease_ms, claim_id = nextval('delivery_claims'),
+            claimed_generation = d.generation
+        FROM picked p
+        WHERE d.subscription_id = p.subscription_id AND d.seq = p.seq
+        RETURNING d.subscription_id, d.seq, d.attempt + 1 AS attempt, d.at_most_once, d.skipped, d.claim_id, d.priority,
+                  p.next_attempt_at AS due_at
+    )
+    SELECT store_version, now_ms(), cardinality(locked_ids) < enabled,
+           l.id, l.free, l.consumer, l.endpoint, l.secret, l.previous_secret, l.retry_policy,
+           c.seq, c.attempt, c.at_most_once, c.skipped, c.claim_id, c.priority, c.due_at,
+           e.id, e.event_type, e.version, e.source, e.actor, e.on_behalf_of, e.subject_type, e.subject_id,
+           e.subject_revision, e.trace_id, e.priority, e.visibility, e.occurred_at, e.received_at, e.payload, e.hops
+    FROM (SELECT) one
+    LEFT JOIN locked l ON true
+    LEFT JOIN claimed c ON c.subscription_id = l.id
+    -- In the claiming statement: a redaction that was answered before it shows here.
+    LEFT JOIN events e ON e.seq = c.seq
+    ORDER BY c.priority, c.due_at, c.seq;
+
+    -- A claim that may leave once only could be made, and sent, a second time after a crash of the database that undid it.
+    -- Any other is simply made again, so its commit does not wait for the disk.
+    IF NOT EXISTS (
+        SELECT FROM unnest(locked_ids) AS i(id)
+        JOIN deliveries d ON d.subscription_id = i.id AND d.lease_until IS NOT NULL
+        WHERE d.lease_owner = in_owner AND d.at_most_once
+    ) THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+END
+$$;
+
+-- Puts the mark of each key on its first unfinished row. A row that was waiting behind becomes due now at the earliest,
+-- so that claims which no longer look at old due times find it.
+CREATE FUNCTION move_heads(in_subscription_id text[], in_ordering_key text[], in_position bigint[]) RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    WITH firsts AS MATERIALIZED (
+        SELECT k.subscription_id, k.position, first.seq
+        FROM unnest(in_subscription_id, in_ordering_key, in_position) AS k(subscription_id, ordering_key, position)
+        CROSS JOIN LATERAL (
+            SELECT f.seq FROM deliveries f
+            WHERE f.subscription_id = k.subscription_id AND f.ordering_key = k.ordering_key
+              AND f.status IN ('pending', 'failed')
+            ORDER BY f.seq LIMIT 1
+        ) first
+    ), marked AS (
+        UPDATE deliveries d SET head = true, next_attempt_at = greatest(d.next_attempt_at, now_ms())
+        FROM (SELECT DISTINCT f.subscription_id, f.seq FROM firsts f) f
+        WHERE d.subscription_id = f.subscription_id AND d.seq = f.seq AND NOT d.head
+    )
+    UPDATE deliveries d SET head = false
+    FROM firsts f
+    WHERE d.subscription_id = f.subscription_id AND d.seq = f.position AND f.position > f.seq
+      AND d.head AND d.status IN ('pending', 'failed');
+END
+$$;
+
+-- Records results of claims that the owner holds. Answers the claims that were lost meanwhile, whose results changed
+-- nothing; null when the marks of the keys moved while this waited, so that it must begin anew.
+--
+-- The rows, and the ones that may carry the marks of their keys next, are locked in position order, the order in which a
+-- publish locks the rows it extends; marks move in a later statement, which sees what such a publish added.
+CREATE FUNCTION settle_deliveries(
+    in_owner text, in_subscription_id text[], in_position bigint[], in_claim_id bigint[], in_outcome text[],
+    in_http_status integer[], in_error text[], in_wait_ms bigint[],
+    -- What is on record of a delivery that an operator ended while it was under way.
+    in_skipped_error text,
+    -- How long to wait for rows that others hold; null for as long as any statement may.
+    in_lock_timeout text,
+    in_counts_owner text, in_counts_role text, in_period_ms bigint
+) RETURNS bigint[]
+LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    locked_id text[];
+    locked_position bigint[];
+    held bigint[];
+    key_id text[];
+    key_name text[];
+    key_position bigint[];
+    change record;
+BEGIN
+    IF in_lock_timeout IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', in_lock_timeout, true);
+    END IF;
+    WITH mine AS MATERIALIZED (
+        SELECT d.subscription_id, d.seq, d.ordering_key
+        FROM unnest(in_subscription_id, in_position, in_claim_id) AS s(subscription_id, seq, claim_id)
+        JOIN deliveries d ON d.subscription_id = s.subscription_id AND d.seq = s.seq
+        WHERE d.claim_id = s.claim_id AND d.lease_owner = in_owner
+    ), wanted AS MATERIALIZED (
+        SELECT m.subscription_id, m.seq FROM mine m
+        UNION
+        SELECT m.subscription_id, next.seq FROM mine m
+        CROSS JOIN LATERAL (
+            SELECT n.seq FROM deliveries n
+            WHERE n.subscription_id = m.subscription_id AND n.ordering_key = m.ordering_key
+              AND n.status IN ('pending', 'failed') AND n.seq <> m.seq
+            ORDER BY n.seq LIMIT 1
+        ) next
+        WHERE m.ordering_key IS NOT NULL
+    ), locked AS (
+        SELECT d.subscription_id, d.seq, d.claim_id, d.ordering_key
+        FROM deliveries d
+        JOIN wanted w ON w.subscription_id = d.subscription_id AND w.seq = d.seq
+        ORDER BY d.seq, d.subscription_id
+        FOR UPDATE OF d
+    )
+    SELECT array_agg(l.subscription_id), array_agg(l.seq),
+           array_agg(l.claim_id) FILTER (WHERE l.claim_id = ANY(in_claim_id)),
+           array_agg(l.subscription_id) FILTER (WHERE l.ordering_key IS NOT NULL AND l.claim_id = ANY(in_claim_id)),
+           array_agg(l.ordering_key) FILTER (WHERE l.ordering_key IS NOT NULL AND l.claim_id = ANY(in_claim_id)),
+           array_agg(l.seq) FILTER (WHERE l.ordering_key IS NOT NULL AND l.claim_id = ANY(in_claim_id))
+    INTO locked_id, locked_position, held, key_id, key_name, key_position
+    FROM locked l;
+
+    -- A replay may have put other rows in front while this waited. To lock those now would break the order, and two that
+    -- wait for each other would follow: everything is let go and taken anew.
+    IF key_id IS NOT NULL THEN
+        PERFORM FROM unnest(key_id, key_name, key_position) AS k(id, name, position)
+        CROSS JOIN LATERAL (
+            SELECT n.seq FROM deliveries n
+            WHERE n.subscription_id = k.id AND n.ordering_key = k.name
+              AND n.status IN ('pending', 'failed') AND n.seq <> k.position
+            ORDER BY n.seq LIMIT 1
+        ) next
+        WHERE NOT EXISTS (
+            SELECT FROM unnest(locked_id, locked_position) AS l(id, position)
+            WHERE l.id = k.id AND l.position = next.seq
+        );
+        IF FOUND THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+
+    WITH former AS MATERIALIZED (
+        SELECT d.subscription_id, d.seq, d.claim_id, d.status, r.outcome, r.http_status, r.error, r.wait_ms,
+               d.generation = d.claimed_generation AS current
+        FROM unnest(in_subscription_id, in_position, in_claim_id, in_outcome, in_http_status, in_error, in_wait_ms)
+            AS r(subscription_id, seq, claim_id, outcome, http_status, error, wait_ms)
+        JOIN deliveries d ON d.subscription_id = r.subscription_id AND d.seq = r.seq AND d.claim_id = r.claim_id
+        WHERE d.lease_owner = in_owner
+    ), recorded AS (
+        UPDATE deliveries d
+        SET status = CASE WHEN NOT f.current THEN 'pending'
+                          WHEN f.outcome = 'unsent' THEN d.status
+                          WHEN f.outcome = 'given_up' OR f.outcome IN ('failed', 'held') AND d.skipped THEN 'dead'
+                          WHEN f.outcome = 'held' THEN 'failed'
+                          ELSE f.outcome END,
+            attempt = CASE WHEN NOT f.current THEN 0
+                           WHEN f.outcome IN ('unsent', 'given_up', 'held') THEN d.attempt
+                           ELSE d.attempt + 1 END,
+            next_attempt_at = CASE WHEN NOT f.current OR f.outcome = 'unsent'
+                                     OR f.outcome IN ('failed', 'held') AND NOT d.skipped
+                                   THEN now_ms() + CASE WHEN f.current THEN f.wait_ms ELSE 0 END END,
+            last_status = CASE WHEN NOT f.current THEN NULL
+                               WHEN f.outcome IN ('unsent', 'held') THEN d.last_status ELSE f.http_status END,
+            last_error = CASE WHEN NOT f.current THEN NULL
+                              WHEN f.outcome = 'unsent' THEN d.last_error
+                              WHEN f.outcome IN ('failed', 'held') AND d.skipped
+                              THEN left(concat_ws('; before that: ', in_skipped_error, f.error), 500)
+                              ELSE f.error END,
+            delivered_at = CASE WHEN f.current AND f.outcome = 'delivered' THEN now_ms() END,
+            lease_owner = NULL, lease_until = NULL, claim_id = NULL, updated_at = now_ms()
+        FROM former f
+        WHERE d.subscription_id = f.subscription_id AND d.seq = f.seq
+        RETURNING d.status, f.status AS former
+    )
+    SELECT count(*) FILTER (WHERE r.status = 'pending') - count(*) FILTER (WHERE r.former = 'pending') AS pending,
+           count(*) FILTER (WHERE r.status = 'failed') - count(*) FILTER (WHERE r.former = 'failed') AS failed,
+           count(*) FILTER (WHERE r.status = 'delivered') AS delivered,
+           count(*) FILTER (WHERE r.status = 'dead') AS dead
+    INTO change FROM recorded r;
+    IF key_id IS NOT NULL THEN
+        PERFORM move_heads(key_id, key_name, key_position);
+    END IF;
+    IF change.pending <> 0 OR change.failed <> 0 OR change.delivered <> 0 OR change.dead <> 0 THEN
+        INSERT INTO delivery_counts AS c (owner, role, period, pending, failed, delivered, dead)
+        VALUES (in_counts_owner, in_counts_role, now_ms() / in_period_ms, change.pending, change.failed,
+                change.delivered, change.dead)
+        ON CONFLICT (owner, role, period) DO UPDATE
+        SET pending = c.pending + excluded.pending, failed = c.failed + excluded.failed,
+            delivered = c.delivered + excluded.delivered, dead = c.dead + excluded.dead;
+    END IF;
+    RETURN ARRAY(SELECT unnest(in_claim_id) EXCEPT SELECT unnest(held));
+END
+$$;

@@ -1,0 +1,124 @@
+//! Statements that are transactions of their own: one round trip, on connections kept apart for them.
+
+use std::ops::{Deref, DerefMut};
+
+use parking_lot::Mutex;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{Connection, Postgres, Transaction};
+use tokio::time::{Instant, timeout};
+
+use super::{ACQUIRE_TIMEOUT, RESTED, STATEMENT_TIMEOUT, Store, StoreError};
+
+/// What bounds each statement of such a session; [`super::BEGIN`] says why.
+const BOUNDS: [(&str, &str); 4] = [
+    ("lock_timeout", "2s"),
+    ("statement_timeout", STATEMENT_TIMEOUT),
+    ("idle_in_transaction_session_timeout", "2s"),
+    ("tcp_user_timeout", "4s"),
+];
+/// Connections kept between statements: publishing, claiming and recording each use one at a time.
+const KEPT_MAX: usize = 4;
+
+/// Connections that wait for their next statement.
+pub(super) struct Lanes {
+    options: PgConnectOptions,
+    kept: Mutex<Vec<(PgConnection, Instant)>>,
+}
+
+/// A connection on which one statement runs as a transaction of its own. Dropping it before [`AtOnce::end`] closes the
+/// connection, whose state is then not known; what the statement did may stand all the same.
+pub(super) enum AtOnce<'s> {
+    /// The statement commits by itself.
+    Statement {
+        /// Where the connection goes afterwards.
+        lanes: &'s Lanes,
+        /// What runs it.
+        connection: PgConnection,
+    },
+    /// A pooler needs the transaction to be spelt out.
+    Transaction(Transaction<'static, Postgres>),
+}
+
+impl Lanes {
+    pub(super) fn new(options: PgConnectOptions) -> Self {
+        Self {
+            options: options.options(BOUNDS),
+            kept: Mutex::default(),
+        }
+    }
+
+    /// The most recently used connection that lives, or a new one.
+    async fn take(&self) -> Result<PgConnection, StoreError> {
+        loop {
+            let Some((mut connection, since)) = self.kept.lock().pop() else {
+                break;
+            };
+            // One that rested may have lost its server meanwhile.
+            if since.elapsed() <= RESTED || matches!(timeout(ACQUIRE_TIMEOUT, connection.ping()).await, Ok(Ok(()))) {
+                return Ok(connection);
+            }
+        }
+        match timeout(ACQUIRE_TIMEOUT, PgConnection::connect_with(&self.options)).await {
+            Ok(connected) => Ok(connected?),
+            Err(_elapsed) => Err(StoreError::Unavailable(sqlx::Error::PoolTimedOut)),
+        }
+    }
+
+    /// Closes the connections that wait.
+    pub(super) async fn close(&self) {
+        let kept = std::mem::take(&mut *self.kept.lock());
+        for (connection, _) in kept {
+            // A server that does not listen any more closes its end by itself.
+            let _ = connection.close().await;
+        }
+    }
+}
+
+impl Store {
+    /// Where one statement may run at once.
+    pub(super) async fn at_once(&self) -> Result<AtOnce<'_>, StoreError> {
+        if !self.named {
+            return Ok(AtOnce::Transaction(self.begin().await?));
+        }
+        Ok(AtOnce::Statement {
+            lanes: &self.lanes,
+            connection: self.lanes.take().await?,
+        })
+    }
+}
+
+impl AtOnce<'_> {
+    /// Commits where that is still to be done, and keeps the connection for the next statement.
+    pub(super) async fn end(self) -> Result<(), StoreError> {
+        match self {
+            Self::Statement { lanes, connection } => {
+                let mut kept = lanes.kept.lock();
+                if kept.len() < KEPT_MAX {
+                    kept.push((connection, Instant::now()));
+                }
+            }
+            Self::Transaction(transaction) => transaction.commit().await?,
+        }
+        Ok(())
+    }
+}
+
+impl Deref for AtOnce<'_> {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        match self {
+            Self::Statement { connection, .. } => connection,
+            Self::Transaction(transaction) => transaction,
+        }
+    }
+}
+
+impl DerefMut for AtOnce<'_> {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        match self {
+            Self::Statement { connection, .. } => connection,
+            Self::Transaction(transaction) => transaction,
+        }
+    }
+}

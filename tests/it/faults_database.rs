@@ -1,0 +1,489 @@
+//! A database that fails under a running service: connections lost at every step, answers that never come, a process
+//! frozen in the middle, sessions ended at random, callers that hang up, and a fail-over that lost commits.
+
+use std::{
+    ops::RangeInclusive,
+    time::{Duration, Instant},
+};
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::{
+    api_world::text,
+    store_fixture::{number, sql},
+    support::{
+        client::{Client, Response, assert_problem},
+        cluster::Cluster,
+        database::Database,
+        dice::Dice,
+        envelopes::{Envelope, batch, envelope, envelopes},
+        ledger::{Ledger, Walk, position_of},
+        network::Network,
+        proxy::Proxy,
+        receiver::Receiver,
+        service::{Service, start_many},
+        wait::{SOON, eventually, within},
+    },
+};
+
+/// How long others may have to wait for a process that froze while it held the counter row.
+const FROZEN_MAX: Duration = Duration::from_secs(6);
+/// How long any caller waits for a refusal: the deadline of every answer, and a second.
+const REFUSAL_MAX: Duration = Duration::from_secs(21);
+
+/// A service that reaches its database through a proxy, and nothing else that would use the line.
+async fn behind_proxy() -> (Database, Network, Proxy, Service) {
+    let (database, network) = tokio::join!(Database::create(), Network::start());
+    let proxy = Proxy::start(&database.server()).await;
+    let url = database.url_through(proxy.address());
+    let env = [
+        ("DATABASE_URL", url.as_str()),
+        ("DATABASE_DIRECT_URL", url.as_str()),
+        ("EVENTS_WORKER", "off"),
+    ];
+    let service = Service::start(&database, &network, &env).await;
+    (database, network, proxy, service)
+}
+
+/// Fails unless the refusal says "not now" as the contract does.
+#[track_caller]
+fn not_now(answer: &Response) {
+    assert_problem(answer, 503, "events.unavailable");
+    let wait: u64 = answer
+        .header("retry-after")
+        .parse()
+        .expect("Retry-After in whole seconds");
+    assert!((1..=60).contains(&wait), "{wait}");
+}
+
+/// Publishes until it is taken; what is refused before is refused as "not now". How many refusals there were.
+async fn taken(client: &Client, event: &Envelope) -> (Response, usize) {
+    let mut refusals = 0;
+    let answer = eventually("the event is taken", SOON, async || {
+        let answer = client.publish(event).await;
+        if answer.status < 300 {
+            return Ok(answer);
+        }
+        not_now(&answer);
+        refusals += 1;
+        Err(answer.text)
+    })
+    .await;
+    (answer, refusals)
+}
+
+/// How many sessions of the service are in a transaction and do nothing.
+const LEFT_OPEN: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                         AND application_name = 'openvibe-events' AND state LIKE 'idle in transaction%'";
+
+async fn nothing_is_left_open(database: &Database) {
+    eventually("no transaction is left open", SOON, async || {
+        number(database.pool(), LEFT_OPEN).await == 0
+    })
+    .await;
+    let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                    AND application_name = 'openvibe-events'";
+    assert!(
+        number(database.pool(), sessions).await <= 17,
+        "the pools of one process"
+    );
+}
+
+#[tokio::test]
+async fn a_connection_that_is_lost_at_any_step_of_a_publish_costs_a_refusal_and_nothing_else() {
+    let (database, _network, proxy, service) = behind_proxy().await;
+    let client = service.client();
+    let ledger = Ledger::default();
+    let limits: [fn(&Proxy, u64); 2] = [Proxy::cut_after_asking, Proxy::cut_after_answers];
+    for (way, cut_after) in limits.into_iter().enumerate() {
+        let mut lost = Vec::new();
+        for pieces in 0..40 {
+            // Nothing of the step before is left over, and the pool has a connection again.
+            client.publish(&envelope("live")).await.expect(201);
+            let events = envelopes("live", 3);
+            cut_after(&proxy, pieces);
+            let answer = client.publish_as("live", &batch(&events)).await;
+            proxy.restore();
+            if answer.status == 201 {
+                assert!(pieces > 3, "a publish takes more than {pieces} pieces");
+                break;
+            }
+            not_now(&answer);
+            let count = format!(
+                "SELECT count(*) FROM events WHERE event_type = '{}'",
+                events[0].type_name()
+            );
+            let stored = number(database.pool(), &count).await;
+            assert!(stored == 0 || stored == 3, "{stored} of 3 after {pieces} pieces");
+            lost.push(stored);
+            let again = eventually("the retry is taken", SOON, async || {
+                let again = client.publish_as("live", &batch(&events)).await;
+                if again.status == 503 {
+                    Err(again.text)
+                } else {
+                    Ok(again)
+                }
+            })
+            .await;
+            let duplicate = again.body["results"][0]["duplicate"].as_bool();
+            assert_eq!(
+                (again.status == 200, duplicate),
+                (stored == 3, Some(stored == 3)),
+                "{}",
+                again.text
+            );
+            ledger.note(&events, &again);
+        }
+        assert!(lost.len() > 3, "way {way}: {lost:?}");
+        // A commit whose answer was lost has happened; one that did not arrive has not.
+        assert_eq!(lost.contains(&3), way == 1, "way {way}: {lost:?}");
+    }
+    ledger.assert_stored_once(database.pool()).await;
+    nothing_is_left_open(&database).await;
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_was_lost_is_a_duplicate_when_its_producer_tries_again() {
+    let (database, _network, proxy, service) = behind_proxy().await;
+    let client = service.client();
+    let events: Vec<Envelope> = (0..8).map(|_| envelope("live")).collect();
+    proxy.cut_at_commit();
+    let answers = join_all(events.iter().map(|event| client.publish(event))).await;
+    proxy.restore();
+    answers.iter().for_each(not_now);
+    assert!(proxy.cut_commits() > 0);
+    assert_eq!(
+        number(database.pool(), "SELECT count(*) FROM events").await,
+        8,
+        "it has happened"
+    );
+    let ledger = Ledger::default();
+    for event in &events {
+        let (again, _) = taken(client, event).await;
+        assert_eq!(
+            (again.status, &again.body["duplicate"]),
+            (200, &json!(true)),
+            "{}",
+            again.text
+        );
+        ledger.note([event], &again);
+    }
+    ledger.assert_stored_once(database.pool()).await;
+}
+
+#[tokio::test]
+async fn a_database_that_swallows_everything_is_told_as_not_now_and_forgotten_when_it_returns() {
+    let (database, _network, proxy, service) = behind_proxy().await;
+    let client = service.client();
+    client.publish(&envelope("live")).await.expect(201);
+    let token = client.service_token("live");
+    let subscribe = json!({ "topic_pattern": "live.*", "endpoint": "http://127.0.0.1:9/x" });
+    let read = async || client.get("/api/v1/events?topic=live.*", Some(&token)).await;
+    // More of each than there are connections for it.
+    let crowd = async || {
+        let writes = (0..20).map(|_| async { client.publish(&envelope("live")).await });
+        let changes = (0..12).map(|_| async { client.post("/api/v1/subscriptions", Some(&token), &subscribe).await });
+        let reads = (0..12).map(|_| read());
+        let (writes, changes, reads) = tokio::join!(join_all(writes), join_all(changes), join_all(reads));
+        [writes, changes, reads].concat()
+    };
+    proxy.stall();
+    let asked = Instant::now();
+    crowd().await.iter().for_each(not_now);
+    assert!(asked.elapsed() < REFUSAL_MAX, "{:?}", asked.elapsed());
+    proxy.restore();
+    taken(client, &envelope("live")).await;
+    eventually("readers are served again, all of them at once", SOON, async || {
+        join_all((0..12).map(|_| read()))
+            .await
+            .iter()
+            .all(|answer| answer.status == 200)
+    })
+    .await;
+
+    // What was asked happens this time, and nobody hears of it.
+    let event = envelope("live");
+    proxy.hold_answers();
+    not_now(&client.publish(&event).await);
+    proxy.drop_connections();
+    proxy.restore();
+    let (answer, _) = taken(client, &event).await;
+    assert_eq!(
+        answer.status, 201,
+        "a transaction whose process heard nothing was undone"
+    );
+    nothing_is_left_open(&database).await;
+}
+
+#[tokio::test]
+async fn a_line_that_drips_changes_nothing() {
+    let (database, _network, proxy, service) = behind_proxy().await;
+    let client = service.client();
+    let ledger = Ledger::default();
+    proxy.drip();
+    let events = envelopes("live", 20);
+    ledger.note(&events, &client.publish_as("live", &batch(&events)).await);
+    assert_eq!(ledger.len(), 20);
+    let mut walk = Walk::over("live.*");
+    walk.to_the_end(client).await;
+    walk.assert_whole(database.pool()).await;
+}
+
+#[tokio::test]
+async fn a_process_that_is_stopped_in_a_publish_holds_up_others_for_seconds_and_recovers() {
+    let (database, network) = tokio::join!(Database::create(), Network::start());
+    let proxy = Proxy::start(&database.server()).await;
+    let url = database.url_through(proxy.address());
+    let slow = [
+        ("DATABASE_URL", url.as_str()),
+        ("DATABASE_DIRECT_URL", url.as_str()),
+        ("EVENTS_WORKER", "off"),
+    ];
+    let (frozen, other) = tokio::join!(
+        Service::start(&database, &network, &slow),
+        Service::start(&database, &network, &[("EVENTS_WORKER", "off")])
+    );
+    frozen.client().publish(&envelope("live")).await.expect(201);
+    // So slow that the process is caught between two statements of its transaction.
+    proxy.delay(Duration::from_millis(150));
+    let held = envelope("live");
+    let publish = frozen.client().publish(&held);
+    let scene = async {
+        let free = "SELECT count(*) FROM (SELECT FROM store_counter FOR UPDATE SKIP LOCKED) free";
+        let stored = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                      AND query LIKE '%INSERT INTO events%' AND state = 'idle in transaction'";
+        eventually("it holds the counter row", SOON, async || {
+            number(database.pool(), free).await == 0 && number(database.pool(), stored).await == 0
+        })
+        .await;
+        frozen.freeze();
+        let started = Instant::now();
+        let (answer, refusals) = taken(other.client(), &envelope("live")).await;
+        assert_eq!(answer.status, 201);
+        assert!(started.elapsed() > Duration::from_secs(1), "nobody was in the way");
+        assert!(
+            started.elapsed() < FROZEN_MAX,
+            "{refusals} refusals in {:?}",
+            started.elapsed()
+        );
+        proxy.restore();
+        frozen.thaw();
+    };
+    let (answer, ()) = tokio::join!(publish, scene);
+    not_now(&answer);
+    let (again, _) = taken(frozen.client(), &held).await;
+    assert_eq!(
+        (again.status, &again.body["duplicate"]),
+        (201, &json!(false)),
+        "its transaction was undone"
+    );
+    nothing_is_left_open(&database).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_are_ended_at_random_cost_refusals_and_no_event() {
+    let (database, network, receiver) = tokio::join!(Database::create(), Network::start(), Receiver::start());
+    let services = start_many(&database, &network, 2, &[]).await;
+    let clients = [services[0].client(), services[1].client()];
+    let body = json!({ "topic_pattern": "live.*", "endpoint": receiver.url("/hook"), "max_inflight": 16 });
+    let token = clients[0].service_token("chat");
+    clients[0]
+        .post("/api/v1/subscriptions", Some(&token), &body)
+        .await
+        .expect(201);
+    let ledger = Ledger::default().route("/hook", |_| true);
+    let publish = join_all((0..6).map(|publisher| {
+        let (ledger, client) = (&ledger, clients[publisher % 2]);
+        async move {
+            for _ in 0..80 {
+                let event = envelope("live");
+                let (answer, _) = taken(client, &event).await;
+                ledger.note([&event], &answer);
+            }
+        }
+    }));
+    let end = async {
+        let mut dice = Dice::of(7);
+        for round in 0..40 {
+            eventually("progress", SOON, async || ledger.len() >= round * 12).await;
+            let sessions: Vec<i32> = sqlx::query_scalar(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() \
+                 AND application_name = 'openvibe-events' ORDER BY pid",
+            )
+            .fetch_all(database.pool())
+            .await
+            .expect("the sessions");
+            let one = sessions[dice.below(sessions.len())];
+            sql(database.pool(), &format!("SELECT pg_terminate_backend({one})")).await;
+        }
+    };
+    tokio::join!(publish, end);
+    assert_eq!(ledger.len(), 480);
+    ledger.settle(&receiver, Duration::from_secs(30)).await;
+    ledger.assert_stored_once(database.pool()).await;
+    for service in services {
+        assert_eq!(service.terminate().await.0.code, Some(0));
+    }
+}
+
+#[tokio::test]
+async fn callers_that_hang_up_at_any_byte_leave_nothing_half_done_and_nothing_behind() {
+    let (database, network) = tokio::join!(Database::create(), Network::start());
+    let service = Service::start(&database, &network, &[("EVENTS_WORKER", "off")]).await;
+    let address = service.base().trim_start_matches("http://").to_owned();
+    let token = service.client().service_token("live");
+    let mut dice = Dice::of(11);
+    let mut types = Vec::new();
+    for round in 0..300 {
+        let events = envelopes("live", 3);
+        let body = batch(&events).to_string();
+        let request = format!(
+            "POST /api/v1/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        // Half of them are sent whole and not listened to; some of those read a part of the answer.
+        let whole = round % 2 == 0;
+        let bytes = if whole {
+            request.len()
+        } else {
+            dice.below(request.len())
+        };
+        let mut stream = TcpStream::connect(&address).await.expect("a connection");
+        stream
+            .write_all(&request.as_bytes()[..bytes])
+            .await
+            .expect("the bytes are sent");
+        if whole && round % 3 == 0 {
+            within("a first byte", SOON, stream.read_u8()).await.expect("an answer");
+        }
+        for _ in 0..dice.below(20) {
+            tokio::task::yield_now().await;
+        }
+        drop(stream);
+        types.push((events[0].type_name().to_owned(), whole && round % 3 == 0));
+    }
+    // What follows them waits for no one.
+    let asked = Instant::now();
+    service.client().publish(&envelope("live")).await.expect(201);
+    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    for (event_type, answered) in types {
+        let stored = number(
+            database.pool(),
+            &format!("SELECT count(*) FROM events WHERE event_type = '{event_type}'"),
+        )
+        .await;
+        let allowed: RangeInclusive<i64> = if answered { 3..=3 } else { 0..=3 };
+        assert!(
+            allowed.contains(&stored) && stored % 3 == 0,
+            "{stored} of 3 of {event_type}"
+        );
+    }
+    nothing_is_left_open(&database).await;
+}
+
+async fn position_after(client: &Client, event: &Envelope) -> i64 {
+    let (answer, _) = taken(client, event).await;
+    position_of(text(&answer.body, "cursor")).expect("a position")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fail_over_that_lost_commits_gives_no_position_again_and_the_service_goes_on() {
+    let (cluster, network, receiver) = tokio::join!(Cluster::start(""), Network::start(), Receiver::start());
+    let database = Database::create_on(&cluster.server()).await;
+    let services = start_many(&database, &network, 2, &[]).await;
+    let (one, two) = (services[0].client(), services[1].client());
+    let subscribe = async |consumer: &str, path: &str| -> Value {
+        let body = json!({ "topic_pattern": "live.*", "endpoint": receiver.url(path), "max_inflight": 8 });
+        let token = one.service_token(consumer);
+        eventually("a subscription is made", SOON, async || {
+            let answer = one.post("/api/v1/subscriptions", Some(&token), &body).await;
+            if answer.status == 201 {
+                Ok(answer.body)
+            } else {
+                Err(answer.text)
+            }
+        })
+        .await
+    };
+    subscribe("chat", "/kept").await;
+    for event in envelopes("live", 10) {
+        position_after(two, &event).await;
+    }
+    receiver.wait_calls_to("/kept", 10, SOON).await;
+
+    cluster.set_aside().await;
+    subscribe("billing", "/lost").await;
+    let mut seen = 0;
+    for event in envelopes("live", 10) {
+        seen = position_after(two, &event).await;
+    }
+    receiver.wait_calls_to("/lost", 10, SOON).await;
+    cluster.fail_over().await;
+
+    let token = one.service_token("live");
+    let after = crate::api_world::cursor(0, seen);
+    let path = format!("/api/v1/events?topic=live.*&after={after}");
+    let ahead = eventually("the log can be read", SOON, async || {
+        let answer = one.try_send(one.request(Method::GET, &path, Some(&token))).await;
+        answer.ok().filter(|answer| answer.status == 200)
+    })
+    .await;
+    assert!(
+        ahead.body["gap"].is_object(),
+        "a reader that has seen more is told: {}",
+        ahead.text
+    );
+
+    let mut events = envelopes("live", 10);
+    for (n, event) in events.iter().enumerate() {
+        let position = position_after([one, two][n % 2], event).await;
+        assert!(position > seen, "{position} was given to a reader before ({seen})");
+        seen = position;
+    }
+    let page = one.get(&path, Some(&token)).await.expect(200);
+    let read: Vec<&str> = page["events"]
+        .as_array()
+        .expect("events")
+        .iter()
+        .map(|one| text(&one["event"], "event_id"))
+        .collect();
+    assert_eq!(
+        read,
+        events.iter().map(Envelope::id).collect::<Vec<_>>(),
+        "the reader goes on"
+    );
+
+    // A change after the lost one is known everywhere, and so is that the lost one is lost.
+    let before = receiver.calls_to("/lost").len();
+    subscribe("wiki", "/new").await;
+    events.push(envelope("live"));
+    position_after(two, &events[10]).await;
+    let kept = |path: &'static str| {
+        let ids: Vec<String> = receiver
+            .calls_to(path)
+            .iter()
+            .map(|call| call.event_id().to_owned())
+            .collect();
+        events
+            .iter()
+            .filter(|event| ids.contains(&event.id().to_owned()))
+            .count()
+    };
+    receiver
+        .wait_until("what was stored since is delivered", Duration::from_secs(30), |_| {
+            kept("/kept") == 11 && kept("/new") == 1
+        })
+        .await;
+    assert_eq!(
+        receiver.calls_to("/lost").len(),
+        before,
+        "nobody delivers for a subscription that is gone"
+    );
+}
