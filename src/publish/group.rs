@@ -21,11 +21,7 @@ pub(super) struct Done {
 }
 
 /// Decides and stores a group. Every transaction is opened, used and closed here; a failure leaves nothing of it behind.
-pub(super) async fn run(
-    store: &Store,
-    requests: &[&PublishRequest],
-    max_hops: i32,
-) -> Result<Done, StoreError> {
+pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i32) -> Result<Done, StoreError> {
     let view = store.view();
     let plans = plan(requests, &view);
     if stand_alone(requests) {

@@ -423,7 +423,9 @@ impl<'a> DeliveryColumns<'a> {
         let mut columns = Self::default();
         let mut seen = std::collections::HashSet::new();
         for delivery in deliveries {
-            columns.event.push(i32::try_from(delivery.event + 1).expect("a group is small"));
+            columns
+                .event
+                .push(i32::try_from(delivery.event + 1).expect("a group is small"));
             columns.subscription_id.push(delivery.subscription_id.as_str());
             columns.ordering_key.push(delivery.ordering_key);
             columns.at_most_once.push(delivery.at_most_once);

@@ -50,7 +50,10 @@ const ASKED: [&str; 3] = [
 
 /// Statements that must have been seen, each by words that only it has.
 const EXPECTED: [(&str, &str); 15] = [
-    ("the counter row", "FROM store_counter WHERE name = 'events' AND version = in_store_version"),
+    (
+        "the counter row",
+        "FROM store_counter WHERE name = 'events' AND version = in_store_version",
+    ),
     ("what is known of ids", "AS i(id)"),
     ("the loop guard", "WITH RECURSIVE keys"),
     ("the tails of keys", "ORDER BY t.seq DESC LIMIT 1"),

@@ -23,6 +23,7 @@ async fn carry(fixture: &Fixture, id: &SubscriptionId, mut frontier: i64, lease_
             let candidate = Candidate {
                 id: id.clone(),
                 frontier: [frontier; 3],
+                room: i64::MAX,
                 consumer_room: 1_000,
             };
             let pass = claim_with(&fixture.store, "w", lease_ms, &[candidate]).await;
