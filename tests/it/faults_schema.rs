@@ -1,6 +1,9 @@
 //! The schema changes under running processes, as it does while a newer release starts beside the one before.
 
-use std::{sync::atomic::{AtomicBool, Ordering::Relaxed}, time::Duration};
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use serde_json::json;
@@ -37,7 +40,10 @@ async fn a_schema_that_grows_under_running_processes_is_noticed_by_nobody() {
     let clients = [services[0].client(), services[1].client()];
     let body = json!({ "topic_pattern": "live.*", "endpoint": receiver.url("/hook"), "max_inflight": 16 });
     let token = clients[0].service_token("chat");
-    clients[0].post("/api/v1/subscriptions", Some(&token), &body).await.expect(201);
+    clients[0]
+        .post("/api/v1/subscriptions", Some(&token), &body)
+        .await
+        .expect(201);
     let ledger = Ledger::default().route("/hook", |_| true);
     let changed = AtomicBool::new(false);
     let publish = join_all((0..6).map(|publisher| {
