@@ -231,7 +231,7 @@ async fn a_line_that_drips_changes_nothing() {
     ledger.note(&events, &client.publish_as("live", &batch(&events)).await);
     assert_eq!(ledger.len(), 20);
     let mut walk = Walk::over("live.*");
-    walk.to_the_end(client).await;
+    walk.rest(client).await;
     walk.assert_whole(database.pool()).await;
 }
 
