@@ -487,3 +487,43 @@ async fn a_fail_over_that_lost_commits_gives_no_position_again_and_the_service_g
         "nobody delivers for a subscription that is gone"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_and_a_recorded_result_are_on_the_disk_when_the_database_is_killed() {
+    // Nothing is written but what a commit waits for.
+    let settings = "wal_writer_delay = 10s\nwal_writer_flush_after = 0\nautovacuum = off";
+    let (cluster, network, receiver) = tokio::join!(Cluster::start(settings), Network::start(), Receiver::start());
+    let database = Database::create_on(&cluster.server()).await;
+    let service = Service::start(&database, &network, &[]).await;
+    let client = service.client();
+    let body = json!({ "topic_pattern": "live.sent.*", "endpoint": receiver.url("/hook") });
+    let token = client.service_token("chat");
+    client
+        .post("/api/v1/subscriptions", Some(&token), &body)
+        .await
+        .expect(201);
+    let ledger = Ledger::default().route_type("/hook", "live.sent.x");
+    for round in 0..3 {
+        let sent = envelope("live").event_type("live.sent.x");
+        ledger.note([&sent], &client.publish(&sent).await);
+        let open = "SELECT count(*) FROM deliveries WHERE status <> 'delivered'";
+        eventually("the result is recorded", SOON, async || {
+            number(database.pool(), open).await == 0
+        })
+        .await;
+        if round == 1 {
+            let kept = envelope("live").event_type("live.kept.x");
+            ledger.note([&kept], &client.publish(&kept).await);
+        }
+        cluster.kill();
+        cluster.start_again().await;
+        ledger.assert_stored_once(database.pool()).await;
+        assert_eq!(
+            number(database.pool(), open).await,
+            0,
+            "what was recorded stays recorded"
+        );
+        taken(client, &envelope("live")).await;
+    }
+    assert_eq!(receiver.calls().len(), 3, "nothing was sent a second time");
+}
