@@ -81,7 +81,7 @@ variable_of() {
 # up_server NAME FINDER…: starts the server NAME with the programs in the directory that FINDER prints.
 up_server() {
   local name=$1 variable given bin account home port
-  shift
+  shift # the rest prints the directory of the programs
   variable=$(variable_of "$name")
   given=${!variable:-}
   if read_record "$name" && is_ours && port_answers 127.0.0.1 "$pg_port" && [ "${given:-$pg_url}" = "$pg_url" ]; then
@@ -119,8 +119,8 @@ up_programs() {
   printf "export OV_PG_BIN='%s'\n" "$bin"
 }
 
-# up_pgbouncer NEEDED: prints where it is. Where it cannot be had, only a caller who asked for it by name is stopped; the
-# tests that need it fail and repeat what helps.
+# up_pgbouncer MANNER: prints where it is. Where it cannot be had, only a caller who asked for it by name is stopped; the
+# tests that need it fail and say so.
 up_pgbouncer() {
   local program
   if program=$(pgbouncer_find); then
@@ -166,7 +166,13 @@ up() {
         up_server postgres pg_find_bin
         up_programs
         ;;
-      postgres18) up_server postgres18 pg_find_bin_of 18 ;;
+      postgres18)
+        if [ "$manner" = named ] || [ -n "${OV_TEST_PG18_URL:-}" ] || pg_find_bin_of 18 >/dev/null; then
+          up_server postgres18 pg_find_bin_of 18
+        else
+          say "without PostgreSQL 18 its tests will fail: install it, or name a server in OV_TEST_PG18_URL"
+        fi
+        ;;
       pgbouncer) up_pgbouncer "$manner" ;;
     esac
   done

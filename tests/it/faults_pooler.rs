@@ -83,7 +83,7 @@ async fn two_processes_share_one_connection_of_a_pooler_and_nothing_is_refused_o
     assert_eq!(ledger.len(), EVENTS);
     ledger.settle(&receiver, SOON).await;
     ledger.assert_stored_once(database.pool()).await;
-    walk.to_the_end(one).await;
+    walk.rest(one).await;
     walk.assert_whole(database.pool()).await;
 
     let operator = network.operator_token();

@@ -77,7 +77,7 @@ async fn a_schema_that_grows_under_running_processes_is_noticed_by_nobody() {
     ledger.settle(&receiver, Duration::from_secs(30)).await;
     ledger.assert_stored_once(database.pool()).await;
     let mut walk = Walk::over("live.*");
-    walk.to_the_end(clients[1]).await;
+    walk.rest(clients[1]).await;
     walk.assert_whole(database.pool()).await;
     assert_eq!(receiver.calls().len(), ledger.len(), "no attempt had to be repeated");
     for service in services {

@@ -23,6 +23,7 @@ use crate::{
         envelopes::{Envelope, batch, envelope},
         ledger::{Ledger, Walk, assert_in_order},
         network::Network,
+        process::{setting, wall_clock},
         receiver::{Answer, Receiver},
         service::Service,
         wait::{SOON, eventually, within},
@@ -68,14 +69,10 @@ struct Storm {
     slowest: Mutex<Duration>,
 }
 
-fn setting(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_acknowledged_outlives_crashes_of_everything_at_any_moment() {
-    let events = setting("OV_STORM_EVENTS").map_or(2_000, |text| text.parse().expect("OV_STORM_EVENTS is a number"));
-    let seeds = setting("OV_STORM_SEEDS").unwrap_or_else(|| "1".to_owned());
+    let events = setting("OV_STORM_EVENTS").unwrap_or(2_000);
+    let seeds: String = setting("OV_STORM_SEEDS").unwrap_or_else(|| "1".to_owned());
     for seed in seeds.split(',') {
         let seed = seed.trim().parse().expect("OV_STORM_SEEDS is a list of numbers");
         Storm::start().await.run(seed, events).await;
@@ -129,7 +126,7 @@ impl Storm {
 
         self.ledger.settle(&self.receiver, CALM).await;
         self.ledger.assert_stored_once(self.pool()).await;
-        walk.to_the_end(&self.client(0)).await;
+        walk.rest(&self.client(0)).await;
         walk.assert_whole(self.pool()).await;
         self.judge_deliveries().await;
         eprintln!(
@@ -250,7 +247,7 @@ impl Storm {
         let mut service = self.slots[slot].service.lock().await;
         let pid = service.pid();
         service.kill().await;
-        let killed = SystemTime::now();
+        let killed = wall_clock();
         let held: Vec<i64> =
             sqlx::query_scalar("SELECT claim_id FROM deliveries WHERE split_part(lease_owner, ':', 2) = $1")
                 .bind(pid.to_string())
@@ -275,9 +272,7 @@ impl Storm {
         // Nobody takes over before having lived for four seconds itself: after an outage everybody begins anew.
         let survivor = self.slots[1 - slot].service.lock().await;
         let began = last_life(&survivor.log());
-        let took = SystemTime::now()
-            .duration_since(killed.max(began))
-            .expect("time goes on");
+        let took = wall_clock().duration_since(killed.max(began)).expect("time goes on");
         if !held.is_empty() {
             assert!(
                 took < MOVES_ON,

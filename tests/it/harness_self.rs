@@ -336,6 +336,24 @@ mod webhook_receiver {
     }
 
     #[tokio::test]
+    async fn a_crash_ends_calls_and_connections_and_what_was_recorded_stays() {
+        let receiver = Receiver::start().await;
+        call(&receiver, "/a").await.expect("an answer");
+        receiver.script("/a", [Answer::hang(204)]);
+        let crash = async {
+            receiver.wait_calls_to("/a", 2, SOON).await;
+            receiver.crash();
+        };
+        let (cut, ()) = tokio::join!(call(&receiver, "/a"), crash);
+        refused("a call that was cut", cut);
+        refused("a receiver that is gone", call(&receiver, "/a").await);
+        receiver.start_again().await;
+        receiver.script("/a", [204]);
+        assert_eq!(call(&receiver, "/a").await.expect("an answer").0, 204);
+        assert_eq!(receiver.calls_to("/a").len(), 3);
+    }
+
+    #[tokio::test]
     async fn a_trickled_body_shows_its_status_at_once_and_ends_when_released() {
         let receiver = Receiver::start().await;
         receiver.script("/trickle", [Answer::trickle_body(200)]);
@@ -494,12 +512,132 @@ mod database_proxy {
         assert!(started.elapsed() >= 2 * A_MOMENT);
     }
 
+    #[tokio::test]
+    async fn a_dripping_line_carries_everything() {
+        let database = Database::empty().await;
+        let proxy = Proxy::start(&database.server()).await;
+        proxy.drip();
+        let mut connection = connect(&proxy, &database).await.expect("a slow line");
+        let long = "x".repeat(2_000);
+        let echoed: String = sqlx::query_scalar("SELECT $1")
+            .bind(&long)
+            .fetch_one(&mut connection)
+            .await
+            .expect("an echo");
+        assert_eq!(echoed, long);
+    }
+
+    #[tokio::test]
+    async fn a_commit_can_happen_without_its_answer_and_nothing_else_is_cut() {
+        let database = Database::empty().await;
+        let proxy = Proxy::start(&database.server()).await;
+        proxy.cut_at_commit();
+        let mut connection = connect(&proxy, &database).await.expect("an open line");
+        let mut transaction = connection.begin().await.expect("a transaction");
+        sqlx::raw_sql("CREATE TABLE unheard ()")
+            .execute(&mut *transaction)
+            .await
+            .expect("a statement");
+        refused("a commit without an answer", transaction.commit().await);
+        assert_eq!(proxy.cut_commits(), 1);
+        assert!(table_exists(&database, "unheard").await);
+    }
+
+    #[tokio::test]
+    async fn a_line_that_is_cut_at_a_piece_loses_that_piece_or_its_answer() {
+        let database = Database::empty().await;
+        let proxy = Proxy::start(&database.server()).await;
+        let mut connection = connect(&proxy, &database).await.expect("an open line");
+        proxy.cut_after_asking(1);
+        sqlx::raw_sql("CREATE TABLE first ()")
+            .execute(&mut connection)
+            .await
+            .expect("the first piece passes");
+        refused(
+            "the second piece",
+            sqlx::raw_sql("CREATE TABLE second ()").execute(&mut connection).await,
+        );
+        assert!(table_exists(&database, "first").await && !table_exists(&database, "second").await);
+
+        proxy.restore();
+        let mut connection = connect(&proxy, &database).await.expect("an open line");
+        proxy.cut_after_answers(0);
+        refused(
+            "an answer that is lost",
+            sqlx::raw_sql("CREATE TABLE third ()").execute(&mut connection).await,
+        );
+        eventually("what was asked happens", SOON, async || {
+            table_exists(&database, "third").await
+        })
+        .await;
+        proxy.restore();
+        let mut connection = connect(&proxy, &database).await.expect("an open line");
+        proxy.drop_connections();
+        refused(
+            "a dropped connection",
+            within("the drop", SOON, connection.ping()).await,
+        );
+        connect(&proxy, &database).await.expect("new ones are served");
+    }
+
     async fn table_exists(database: &Database, table: &str) -> bool {
         sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
             .bind(table)
             .fetch_one(database.pool())
             .await
             .expect("a look past the proxy")
+    }
+}
+
+mod private_server {
+    use super::*;
+    use crate::support::cluster::Cluster;
+
+    async fn count(database: &Database) -> i64 {
+        let counted = async || {
+            sqlx::query_scalar("SELECT count(*) FROM kept")
+                .fetch_one(database.pool())
+                .await
+        };
+        eventually("the server answers", SOON, counted).await
+    }
+
+    #[tokio::test]
+    async fn a_killed_server_keeps_what_was_committed_and_a_fail_over_loses_what_came_after() {
+        let cluster = Cluster::start("").await;
+        let database = Database::empty_on(&cluster.server()).await;
+        let run = async |statement: &'static str| {
+            eventually("a statement is run", SOON, async || {
+                sqlx::raw_sql(statement).execute(database.pool()).await
+            })
+            .await;
+        };
+        run("CREATE TABLE kept (n integer); INSERT INTO kept VALUES (1)").await;
+        cluster.kill();
+        refused("a killed server", PgConnection::connect(database.url()).await);
+        cluster.start_again().await;
+        assert_eq!(count(&database).await, 1);
+        assert!(
+            cluster.log().contains("automatic recovery in progress"),
+            "{}",
+            cluster.log()
+        );
+
+        let timeline = "SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)";
+        let before: String = sqlx::query_scalar(timeline)
+            .fetch_one(database.pool())
+            .await
+            .expect("a timeline");
+        cluster.set_aside().await;
+        run("INSERT INTO kept VALUES (2)").await;
+        assert_eq!(count(&database).await, 2);
+        cluster.fail_over().await;
+        assert_eq!(count(&database).await, 1);
+        let after: String = sqlx::query_scalar(timeline)
+            .fetch_one(database.pool())
+            .await
+            .expect("a timeline");
+        assert!(after > before, "{before} then {after}");
     }
 }
 

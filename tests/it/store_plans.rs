@@ -19,6 +19,7 @@ use crate::{
         database::Database,
         envelopes::{batch, envelope, event_id},
         network::Network,
+        process::setting,
         receiver::Receiver,
         service::Service,
         wait::eventually,
@@ -291,8 +292,7 @@ fn judge(phase: &str, log: &str) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_statement_reads_more_because_more_is_waiting() {
-    let rows = std::env::var("OV_PLANS_ROWS").ok().filter(|text| !text.is_empty());
-    let rows: i64 = rows.map_or(300_000, |text| text.parse().expect("OV_PLANS_ROWS is a number"));
+    let rows: i64 = setting("OV_PLANS_ROWS").unwrap_or(300_000);
     let settings = format!("log_line_prefix = '{MARK}'\nfsync = off\nautovacuum = off\nmax_wal_size = 4GB\n");
     let (cluster, network, receiver) = tokio::join!(Cluster::start(&settings), Network::start(), Receiver::start());
     let database = Database::create_on(&cluster.server()).await;

@@ -113,7 +113,7 @@ async fn an_event_goes_all_the_way_on_the_newest_postgresql_from_an_empty_databa
         call.assert_signed(made["secret"].as_str().expect("a secret"));
     }
     let mut walk = Walk::over("live.*");
-    walk.to_the_end(two).await;
+    walk.rest(two).await;
     walk.assert_whole(database.pool()).await;
     for service in services {
         assert_eq!(service.terminate().await.0.code, Some(0));

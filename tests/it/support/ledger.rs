@@ -197,7 +197,7 @@ impl Walk {
     }
 
     /// Reads to the end of the log.
-    pub(crate) async fn to_the_end(&mut self, client: &Client) {
+    pub(crate) async fn rest(&mut self, client: &Client) {
         while self.step(client).await > 0 {}
     }
 

@@ -1,6 +1,7 @@
 //! Processes that are not the service's: signals by pid, and the account that servers run as which refuse root.
 
 use std::{
+    fmt::Debug,
     fs,
     os::unix::{
         fs::{MetadataExt, PermissionsExt, chown},
@@ -8,7 +9,20 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command},
+    str::FromStr,
+    time::SystemTime,
 };
+
+/// What an environment variable says that makes a test longer; none when it is not set or empty.
+pub(crate) fn setting<T: FromStr<Err: Debug>>(name: &str) -> Option<T> {
+    let text = std::env::var(name).ok().filter(|text| !text.is_empty())?;
+    Some(text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error:?}")))
+}
+
+/// The time as logs write it.
+pub(crate) fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
 
 /// Sends a signal by its name. One that comes too late is no fault.
 pub(crate) fn signal(name: &str, pid: u32) {
