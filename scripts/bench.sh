@@ -170,7 +170,8 @@ note() { printf '{"measure":"%s","round":%s,"sheet":%s}\n' "$1" "$2" "$3" >>"$re
 # Both sides of a comparison begin with all pages written back.
 settle() { sql -c CHECKPOINT; }
 
-envelope=$(head -c 4000 /dev/urandom | base64 -w 0 | tr -d '+/=' | head -c 1300)
+# `cut` reads to the end: a `head` that stops early would fail the pipeline now and then.
+envelope=$(head -c 4000 /dev/urandom | base64 | tr -d '+/=\n' | cut -c 1-1300)
 # reference MEASURE ROUND ROWS SCRIPT PGBENCH-ARGUMENT…: rows a second by pgbench; ROWS is what one commit holds.
 reference() {
   local measure=$1 round=$2 rows=$3 script=$4 tps
@@ -261,7 +262,7 @@ quoted() { printf '"%s"' "$(printf '%s' "$1" | tr -d '"\\\n')"; }
 note environment 0 "{$(
   printf '"date":%s,' "$(quoted "$(date -u +%Y-%m-%d)")"
   printf '"commit":%s,' "$(quoted "$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)")"
-  printf '"processor":%s,' "$(quoted "$(sed -n 's/^model name[[:space:]]*: //p' /proc/cpuinfo | head -n 1)")"
+  printf '"processor":%s,' "$(quoted "$(sed -n '/^model name/ { s/.*: //; p; q; }' /proc/cpuinfo)")"
   printf '"cores":%s,' "$(nproc)"
   printf '"memory_gb":%s,' "$(awk '/^MemTotal/ { printf "%.0f", $2 / 1048576 }' /proc/meminfo)"
   printf '"kernel":%s,' "$(quoted "$(uname -r)")"
