@@ -53,7 +53,8 @@ $$;
 -- the others follow without a hole. The caller holds the counter row.
 --
 -- The last unfinished row of each key that is extended is locked first, in position order, and heads are computed in a
--- later statement: in one statement, a publish and a settle would miss each other's work.
+-- later statement: in one statement, a publish and a settle would miss each other's work. While the caller holds the
+-- counter row, nobody else makes a row unfinished: that row stays the last one, and its end waits for this group's.
 CREATE FUNCTION store_events(
     in_now bigint, in_id text[], in_event_type text[], in_version bigint[], in_source text[], in_actor text[],
     in_on_behalf_of text[], in_subject_type text[], in_subject_id text[], in_subject_revision bigint[],
@@ -67,25 +68,55 @@ CREATE FUNCTION store_events(
 LANGUAGE plpgsql
 AS $$
 DECLARE
+    -- How often the rows of keys are taken anew before the group is given up for now.
+    rounds_max CONSTANT integer := 50;
+    locked_id text[];
+    locked_position bigint[];
     first_position bigint;
 BEGIN
     IF array_ndims(array_remove(in_ordering_key, NULL)) > 0 THEN
-        PERFORM d.seq
-        FROM deliveries d
-        JOIN (
-            SELECT DISTINCT tail.subscription_id, tail.seq
-            FROM unnest(in_subscription_id, in_ordering_key) AS k(subscription_id, ordering_key)
-            CROSS JOIN LATERAL (
-                SELECT t.subscription_id, t.seq FROM deliveries t
-                WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key
-                  AND t.status IN ('pending', 'failed')
-                ORDER BY t.seq DESC LIMIT 1
-            ) tail
-            WHERE k.ordering_key IS NOT NULL
-        ) last ON last.subscription_id = d.subscription_id AND last.seq = d.seq
-        WHERE d.status IN ('pending', 'failed')
-        ORDER BY d.seq, d.subscription_id
-        FOR UPDATE OF d;
+        FOR round IN 1..rounds_max LOOP
+            BEGIN
+                SELECT array_agg(l.subscription_id), array_agg(l.seq) INTO locked_id, locked_position
+                FROM (
+                    SELECT d.subscription_id, d.seq
+                    FROM deliveries d
+                    JOIN (
+                        SELECT DISTINCT tail.subscription_id, tail.seq
+                        FROM unnest(in_subscription_id, in_ordering_key) AS k(subscription_id, ordering_key)
+                        CROSS JOIN LATERAL (
+                            SELECT t.subscription_id, t.seq FROM deliveries t
+                            WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key
+                              AND t.status IN ('pending', 'failed')
+                            ORDER BY t.seq DESC LIMIT 1
+                        ) tail
+                        WHERE k.ordering_key IS NOT NULL
+                    ) last ON last.subscription_id = d.subscription_id AND last.seq = d.seq
+                    WHERE d.status IN ('pending', 'failed')
+                    ORDER BY d.seq, d.subscription_id
+                    FOR UPDATE OF d
+                ) l;
+                -- One that was waited for may have ended, and an earlier row, replayed while it ran, be the last one now.
+                -- To lock that now would break the order: everything is let go and taken anew.
+                PERFORM FROM unnest(in_subscription_id, in_ordering_key) AS k(subscription_id, ordering_key)
+                CROSS JOIN LATERAL (
+                    SELECT t.seq FROM deliveries t
+                    WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key
+                      AND t.status IN ('pending', 'failed')
+                    ORDER BY t.seq DESC LIMIT 1
+                ) tail
+                WHERE k.ordering_key IS NOT NULL AND NOT EXISTS (
+                    SELECT FROM unnest(locked_id, locked_position) AS l(id, position)
+                    WHERE l.id = k.subscription_id AND l.position = tail.seq
+                );
+                EXIT WHEN NOT FOUND;
+                RAISE EXCEPTION 'the marks of the keys keep moving' USING ERRCODE = 'serialization_failure';
+            EXCEPTION WHEN serialization_failure THEN
+                IF round = rounds_max THEN
+                    RAISE;
+                END IF;
+            END;
+        END LOOP;
     END IF;
 
     WITH stored AS (
@@ -290,7 +321,7 @@ BEGIN
     -- Any other is simply made again, so its commit does not wait for the disk.
     IF NOT in_durable AND NOT EXISTS (
         SELECT FROM unnest(locked_ids) AS i(id)
-        JOIN deliveries d ON d.subscription_id = i.id AND d.lease_until IS NOT NULL
+        JOIN deliveries d ON d.subscription_id = i.id AND d.lease_until > now_ms()
         WHERE d.lease_owner = in_owner AND d.at_most_once
     ) THEN
         PERFORM set_config('synchronous_commit', 'off', true);

@@ -204,7 +204,10 @@ async fn what_is_confidential_is_never_written_to_the_log() {
             ("EVENTS_LOG", filter),
         ];
         let service = Service::start(&database, &network, &env).await;
-        assert!(!service.log().contains("EVENTS_SECRET_KEY"), "a key that is set needs no words");
+        assert!(
+            !service.log().contains("EVENTS_SECRET_KEY"),
+            "a key that is set needs no words"
+        );
         let client = service.client();
         let token = client.service_token("live");
         let slug = consumer();

@@ -16,22 +16,14 @@ use openvibe_events::{
 
 use crate::{
     store_fixture::{
-        Cost, Fixture, LEASE_MS, assert_counts, candidate, claim, claim_with, costs, delivered, event_from, event_of,
-        events_of, positions, put, retry, settle_all, sql, subscribe,
+        CLAIM, Cost, Fixture, LEASE_MS, assert_counts, candidate, claim, claim_literals, claim_with, costs, delivered,
+        event_from, event_of, events_of, positions, put, retry, settle_all, sql, subscribe,
     },
     support::envelopes::envelope,
 };
 
 const DUE: &str = "FROM (VALUES (0, c.critical)";
-const CLAIM: &str = "FROM claim_deliveries(";
 const RELEASE: &str = "WITH lost AS (";
-
-/// What `CLAIM` takes for one subscription.
-fn claim_literals(id: &SubscriptionId) -> String {
-    format!(
-        "ARRAY['{id}'], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[0]::bigint[], ARRAY[100]::bigint[], ARRAY[100]::bigint[], 100, 'w', 1000, 1"
-    )
-}
 
 /// What `DUE` takes for one subscription.
 fn due_literals(id: &SubscriptionId) -> String {
@@ -337,10 +329,7 @@ async fn a_disabled_subscription_waits_for_no_claim_and_a_claim_does_not_wait_fo
     fixture
         .sql("UPDATE deliveries SET lease_until = NULL WHERE lease_until IS NOT NULL")
         .await;
-    let both = format!(
-        "ARRAY['{off}', '{on}'], ARRAY[0,0]::bigint[], ARRAY[0,0]::bigint[], ARRAY[0,0]::bigint[], ARRAY[9,9]::bigint[], \
-         ARRAY[9,9]::bigint[], 100, 'w', 1000, 1"
-    );
+    let both = claim_literals(&[&off, &on], 0);
     for cost in costs(fixture.pool(), CLAIM, &both).await {
         assert!(cost.buffers < 100, "{cost:?}");
     }
@@ -361,7 +350,7 @@ async fn three_hundred_thousand_rows_behind_one_head_cost_a_claim_nothing() {
         );
     };
     // What a function reads shows in its pages alone.
-    for cost in costs(fixture.pool(), CLAIM, &claim_literals(&id)).await {
+    for cost in costs(fixture.pool(), CLAIM, &claim_literals(&[&id], 0)).await {
         assert!(cost.buffers < 100, "a claim: {cost:?}");
     }
     for cost in costs(fixture.pool(), DUE, &due_literals(&id)).await {

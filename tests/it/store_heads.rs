@@ -291,6 +291,66 @@ async fn a_settle_and_a_publish_take_the_rows_of_several_keys_in_one_order() {
     assert!(broken_keys(fixture.pool()).await.is_empty());
 }
 
+#[tokio::test]
+async fn a_publish_whose_last_row_ends_while_it_waits_holds_the_row_that_is_last_then() {
+    let fixture = Fixture::new().await;
+    let (store, id) = (&fixture.store, fixture.subscription(64).await);
+    let events = events_of("live.a.b", 2);
+    let at = put(store, Some(&id), &events, Some("k")).await.expect("a group");
+    settle_all(store, "w", &claim(store, "w", &[&id]).await, &delivered()).await;
+    let running = claim(store, "w", &[&id]).await;
+    assert_eq!(positions(&running), [at[1]]);
+    replay(store, &id, events[0].event_id.as_str()).await;
+
+    // The last row of the key is recorded in a transaction that stays open for a moment.
+    let mut recording = fixture.pool().begin().await.expect("a transaction");
+    let lost: Option<Vec<i64>> = sqlx::query_scalar(
+        "SELECT settle_deliveries('w', ARRAY[$1], ARRAY[$2], ARRAY[$3], ARRAY['delivered'], ARRAY[200], \
+         ARRAY[NULL]::text[], ARRAY[0::bigint], '', NULL, 'w', 'settle', 10000)",
+    )
+    .bind(id.as_str())
+    .bind(at[1])
+    .bind(running.claimed[0].claim_id)
+    .fetch_one(&mut *recording)
+    .await
+    .expect("a result");
+    assert_eq!(lost, Some(Vec::new()));
+
+    let new = event_of("live.a.b");
+    let mut group = store.open_group(&[new.event_id.as_str()]).await.expect("a group");
+    let delivery = NewDelivery {
+        event: 0,
+        subscription_id: &id,
+        ordering_key: Some("k"),
+        at_most_once: false,
+    };
+    let rows = [new_event(&new)];
+    let deliveries = [delivery];
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    {
+        let storing = group.store(&rows, &deliveries);
+        tokio::pin!(storing);
+        tokio::select! {
+            _ = &mut storing => panic!("the row is held"),
+            () = eventually("the publish waits", SOON, async || fixture.number(waits).await == 1) => {}
+        }
+        recording.commit().await.expect("an end");
+        storing.await.expect("rows");
+    }
+    // The replayed row is the last unfinished one by now. If it could end before the group does, the new row would never
+    // get the mark.
+    assert!(
+        claim(store, "x", &[&id]).await.claimed.is_empty(),
+        "the publish holds it"
+    );
+    group.commit().await.expect("an end");
+    for _ in 0..2 {
+        settle_all(store, "x", &claim(store, "x", &[&id]).await, &delivered()).await;
+    }
+    let unfinished = "SELECT count(*) FROM deliveries WHERE status IN ('pending', 'failed')";
+    assert_eq!(fixture.number(unfinished).await, 0);
+}
+
 /// What a storm is made of.
 #[derive(Clone)]
 struct Storm {

@@ -2,12 +2,12 @@
 
 use openvibe_events::{domain::ids::SubscriptionId, store::Candidate};
 
-use crate::store_fixture::{Cost, Fixture, claim_with, costs, delivered, events_of, put, settle_all};
+use crate::store_fixture::{
+    CLAIM, Cost, Fixture, claim_literals, claim_with, costs, delivered, events_of, put, settle_all,
+};
 
 /// Deliveries before the first look.
 const DELIVERIES: usize = 500;
-
-const CLAIM: &str = "claimed_generation = generation";
 
 /// Publishes and delivers so many events, from a frontier that moves on as a dispatcher's does; answers where it ends.
 async fn carry(fixture: &Fixture, id: &SubscriptionId, mut frontier: i64, lease_ms: i64, events: usize) -> i64 {
@@ -43,11 +43,7 @@ async fn carry(fixture: &Fixture, id: &SubscriptionId, mut frontier: i64, lease_
 
 /// What a claim costs that finds nothing.
 async fn price(fixture: &Fixture, id: &SubscriptionId, frontier: i64) -> Cost {
-    let literals = format!(
-        "ARRAY['{id}'], ARRAY[{frontier}]::bigint[], ARRAY[{frontier}]::bigint[], ARRAY[{frontier}]::bigint[], \
-         ARRAY[100]::bigint[], ARRAY['{id}'], 100, 'w', 1000, 1"
-    );
-    let [custom, _] = costs(fixture.pool(), CLAIM, &literals).await;
+    let [custom, _] = costs(fixture.pool(), CLAIM, &claim_literals(&[id], frontier)).await;
     custom
 }
 
