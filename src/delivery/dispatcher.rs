@@ -274,6 +274,7 @@ impl Dispatcher {
             Ok(due) => {
                 memory.backoff = BACKOFF_FIRST;
                 for id in due {
+                    memory.frontiers.widen(&id);
                     memory.agenda.want(id);
                 }
             }
@@ -367,13 +368,14 @@ impl Dispatcher {
             Some(known) if !self.shares.endpoints(|all| choice.take(all, &known.endpoint)) => Turn::Wait,
             Some(_) => Turn::Take,
         });
+        let frontiers = &mut memory.frontiers;
         chosen
             .into_iter()
             .filter_map(|id| {
                 let known = known.get(&id)?;
                 let own = self.shares.endpoints(|all| choice.room(all, &known.endpoint));
                 Some(Candidate {
-                    frontier: memory.frontiers.start(&id),
+                    frontier: frontiers.begin(&id, now),
                     room: own.map_or(i64::MAX, as_i64),
                     consumer_room: as_i64(self.shares.consumer_room(&known.consumer)),
                     id,
