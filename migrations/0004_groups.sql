@@ -183,7 +183,8 @@ CREATE FUNCTION publish_group(
     in_counts_owner text, in_counts_role text, in_period_ms bigint
 ) RETURNS TABLE (first_position bigint)
 LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
     hops integer[] := array_fill(1, ARRAY[cardinality(in_id)]);
@@ -248,6 +249,8 @@ CREATE FUNCTION claim_deliveries(
     received_at bigint, payload text, hops integer
 )
 LANGUAGE plpgsql
+-- While the tables are small, a sort of everything would look as cheap as the index that has the order.
+SET enable_sort = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -371,7 +374,8 @@ CREATE FUNCTION settle_deliveries(
     in_counts_owner text, in_counts_role text, in_period_ms bigint
 ) RETURNS bigint[]
 LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
     locked_id text[];
@@ -508,7 +512,8 @@ CREATE FUNCTION settle_and_claim(
     received_at bigint, payload text, hops integer
 )
 LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
     lost_claims bigint[] := '{}';

@@ -3,6 +3,7 @@
 pub mod check_config;
 pub mod dev;
 mod migrate;
+mod runtime;
 mod serve;
 
 use std::process::ExitCode;

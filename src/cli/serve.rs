@@ -20,7 +20,7 @@ pub(super) fn main() -> ExitCode {
     if let Err(message) = telemetry::log_to_stderr(&config.log_filter, config.log_format) {
         return super::refused(&message);
     }
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match super::runtime::build() {
         Ok(runtime) => runtime,
         Err(error) => return super::failed(&error),
     };

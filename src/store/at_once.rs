@@ -1,6 +1,7 @@
 //! Statements that are transactions of their own: one round trip, on connections kept apart for them.
 
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, RangeInclusive};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
@@ -18,11 +19,22 @@ const BOUNDS: [(&str, &str); 4] = [
 ];
 /// Connections kept between statements: publishing, claiming and recording each use one at a time.
 const KEPT_MAX: usize = 4;
+/// How long the first plans of a session are used, and the longest that any are. A plan that was made while a table was
+/// small may read all of it when it has grown; the server itself notices within a minute or so.
+const PLANS_AGE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(60);
 
 /// Connections that wait for their next statement.
 pub(super) struct Lanes {
     options: PgConnectOptions,
-    kept: Mutex<Vec<(PgConnection, Instant)>>,
+    kept: Mutex<Vec<Lane>>,
+}
+
+/// A connection and what is known of it.
+pub(super) struct Lane {
+    connection: PgConnection,
+    used_at: Instant,
+    planned_at: Instant,
+    plans_age: Duration,
 }
 
 /// A connection on which one statement runs as a transaction of its own. Dropping it before [`AtOnce::end`] closes the
@@ -33,7 +45,7 @@ pub(super) enum AtOnce<'s> {
         /// Where the connection goes afterwards.
         lanes: &'s Lanes,
         /// What runs it.
-        connection: PgConnection,
+        lane: Lane,
     },
     /// A pooler needs the transaction to be spelt out.
     Transaction(Transaction<'static, Postgres>),
@@ -48,18 +60,20 @@ impl Lanes {
     }
 
     /// The most recently used connection that lives, or a new one.
-    async fn take(&self) -> Result<PgConnection, StoreError> {
+    async fn take(&self) -> Result<Lane, StoreError> {
         loop {
-            let Some((mut connection, since)) = self.kept.lock().pop() else {
-                break;
-            };
-            // One that rested may have lost its server meanwhile.
-            if since.elapsed() <= RESTED || matches!(timeout(ACQUIRE_TIMEOUT, connection.ping()).await, Ok(Ok(()))) {
-                return Ok(connection);
+            let Some(mut lane) = self.kept.lock().pop() else { break };
+            if matches!(timeout(ACQUIRE_TIMEOUT, lane.make_ready()).await, Ok(Ok(()))) {
+                return Ok(lane);
             }
         }
         match timeout(ACQUIRE_TIMEOUT, PgConnection::connect_with(&self.options)).await {
-            Ok(connected) => Ok(connected?),
+            Ok(connected) => Ok(Lane {
+                connection: connected?,
+                used_at: Instant::now(),
+                planned_at: Instant::now(),
+                plans_age: *PLANS_AGE.start(),
+            }),
             Err(_elapsed) => Err(StoreError::Unavailable(sqlx::Error::PoolTimedOut)),
         }
     }
@@ -67,10 +81,25 @@ impl Lanes {
     /// Closes the connections that wait.
     pub(super) async fn close(&self) {
         let kept = std::mem::take(&mut *self.kept.lock());
-        for (connection, _) in kept {
+        for lane in kept {
             // A server that does not listen any more closes its end by itself.
-            let _ = connection.close().await;
+            let _ = lane.connection.close().await;
         }
+    }
+}
+
+impl Lane {
+    /// Fails where the connection is of no use any more.
+    async fn make_ready(&mut self) -> Result<(), sqlx::Error> {
+        if self.planned_at.elapsed() > self.plans_age {
+            sqlx::raw_sql("DISCARD PLANS").execute(&mut self.connection).await?;
+            self.planned_at = Instant::now();
+            self.plans_age = (self.plans_age * 2).min(*PLANS_AGE.end());
+        } else if self.used_at.elapsed() > RESTED {
+            // One that rested may have lost its server meanwhile.
+            self.connection.ping().await?;
+        }
+        Ok(())
     }
 }
 
@@ -82,7 +111,7 @@ impl Store {
         }
         Ok(AtOnce::Statement {
             lanes: &self.lanes,
-            connection: self.lanes.take().await?,
+            lane: self.lanes.take().await?,
         })
     }
 }
@@ -91,10 +120,11 @@ impl AtOnce<'_> {
     /// Commits where that is still to be done, and keeps the connection for the next statement.
     pub(super) async fn end(self) -> Result<(), StoreError> {
         match self {
-            Self::Statement { lanes, connection } => {
+            Self::Statement { lanes, mut lane } => {
+                lane.used_at = Instant::now();
                 let mut kept = lanes.kept.lock();
                 if kept.len() < KEPT_MAX {
-                    kept.push((connection, Instant::now()));
+                    kept.push(lane);
                 }
             }
             Self::Transaction(transaction) => transaction.commit().await?,
@@ -108,7 +138,7 @@ impl Deref for AtOnce<'_> {
 
     fn deref(&self) -> &PgConnection {
         match self {
-            Self::Statement { connection, .. } => connection,
+            Self::Statement { lane, .. } => &lane.connection,
             Self::Transaction(transaction) => transaction,
         }
     }
@@ -117,7 +147,7 @@ impl Deref for AtOnce<'_> {
 impl DerefMut for AtOnce<'_> {
     fn deref_mut(&mut self) -> &mut PgConnection {
         match self {
-            Self::Statement { connection, .. } => connection,
+            Self::Statement { lane, .. } => &mut lane.connection,
             Self::Transaction(transaction) => transaction,
         }
     }

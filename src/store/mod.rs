@@ -125,6 +125,8 @@ impl Addresses {
                 // A plan that is kept was made for the tables as they were. Made while they were empty, it reads them
                 // from end to end when they have grown; to plan each time costs a fraction of a millisecond.
                 ("plan_cache_mode", "force_custom_plan"),
+                // No statement runs long enough to be worth a compiler.
+                ("jit", "off"),
             ]);
         }
         Ok(Self {

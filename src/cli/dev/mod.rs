@@ -104,7 +104,7 @@ pub(super) fn main(args: &DevArgs) -> ExitCode {
     if let Err(error) = refuse_production(&process_variable) {
         return super::failed(&error);
     }
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match super::runtime::build() {
         Ok(runtime) => runtime,
         Err(error) => return super::failed(&error),
     };
