@@ -19,22 +19,33 @@ const BOUNDS: [(&str, &str); 4] = [
 /// Connections kept between statements: publishing, claiming and recording each use one at a time.
 const KEPT_MAX: usize = 4;
 
+const NOT_GIVEN_BACK: &str = "a lane is given back once, at its end";
+
 /// Connections that wait for their next statement.
 pub(super) struct Lanes {
     options: PgConnectOptions,
-    kept: Mutex<Vec<(PgConnection, Instant)>>,
+    kept: Mutex<Vec<Kept>>,
+}
+
+/// A connection that waits.
+struct Kept {
+    connection: PgConnection,
+    /// When it was last known to live; `None` when that is in doubt.
+    alive_at: Option<Instant>,
+}
+
+/// A connection of [`Lanes`] that runs a statement.
+pub(super) struct Lane<'s> {
+    lanes: &'s Lanes,
+    /// There until it is given back.
+    connection: Option<PgConnection>,
 }
 
 /// A connection on which one statement runs as a transaction of its own. Dropping it before [`AtOnce::end`] closes the
 /// connection, whose state is then not known; what the statement did may stand all the same.
 pub(super) enum AtOnce<'s> {
     /// The statement commits by itself.
-    Statement {
-        /// Where the connection goes afterwards.
-        lanes: &'s Lanes,
-        /// What runs it.
-        connection: PgConnection,
-    },
+    Statement(Lane<'s>),
     /// A pooler needs the transaction to be spelt out.
     Transaction(Transaction<'static, Postgres>),
 }
@@ -49,14 +60,20 @@ impl Lanes {
 
     /// The most recently used connection that lives, or a new one.
     async fn take(&self) -> Result<PgConnection, StoreError> {
-        loop {
-            let Some((mut connection, since)) = self.kept.lock().pop() else {
-                break;
-            };
+        let last = self.kept.lock().pop();
+        if let Some(Kept {
+            mut connection,
+            alive_at,
+        }) = last
+        {
             // One that rested may have lost its server meanwhile.
-            if since.elapsed() <= RESTED || matches!(timeout(ACQUIRE_TIMEOUT, connection.ping()).await, Ok(Ok(()))) {
+            if alive_at.is_some_and(|at| at.elapsed() <= RESTED)
+                || matches!(timeout(ACQUIRE_TIMEOUT, connection.ping()).await, Ok(Ok(())))
+            {
                 return Ok(connection);
             }
+            // The others rested longer. To ask each of them would take longer than anybody waits.
+            self.kept.lock().clear();
         }
         match timeout(ACQUIRE_TIMEOUT, PgConnection::connect_with(&self.options)).await {
             Ok(connected) => Ok(connected?),
@@ -67,9 +84,9 @@ impl Lanes {
     /// Closes the connections that wait.
     pub(super) async fn close(&self) {
         let kept = std::mem::take(&mut *self.kept.lock());
-        for (connection, _) in kept {
+        for waiting in kept {
             // A server that does not listen any more closes its end by itself.
-            let _ = connection.close().await;
+            let _ = waiting.connection.close().await;
         }
     }
 }
@@ -80,10 +97,10 @@ impl Store {
         if !self.named {
             return Ok(AtOnce::Transaction(self.begin().await?));
         }
-        Ok(AtOnce::Statement {
+        Ok(AtOnce::Statement(Lane {
             lanes: &self.lanes,
-            connection: self.lanes.take().await?,
-        })
+            connection: Some(self.lanes.take().await?),
+        }))
     }
 }
 
@@ -91,15 +108,33 @@ impl AtOnce<'_> {
     /// Commits where that is still to be done, and keeps the connection for the next statement.
     pub(super) async fn end(self) -> Result<(), StoreError> {
         match self {
-            Self::Statement { lanes, connection } => {
-                let mut kept = lanes.kept.lock();
-                if kept.len() < KEPT_MAX {
-                    kept.push((connection, Instant::now()));
-                }
-            }
+            Self::Statement(lane) => lane.keep(),
             Self::Transaction(transaction) => transaction.commit().await?,
         }
         Ok(())
+    }
+}
+
+impl Lane<'_> {
+    fn keep(mut self) {
+        let mut kept = self.lanes.kept.lock();
+        if let Some(connection) = self.connection.take()
+            && kept.len() < KEPT_MAX
+        {
+            kept.push(Kept {
+                connection,
+                alive_at: Some(Instant::now()),
+            });
+        }
+    }
+}
+
+impl Drop for Lane<'_> {
+    /// A connection that was not given back may have lost its server, and then the others have lost theirs.
+    fn drop(&mut self) {
+        if self.connection.is_some() {
+            self.lanes.kept.lock().iter_mut().for_each(|kept| kept.alive_at = None);
+        }
     }
 }
 
@@ -108,7 +143,7 @@ impl Deref for AtOnce<'_> {
 
     fn deref(&self) -> &PgConnection {
         match self {
-            Self::Statement { connection, .. } => connection,
+            Self::Statement(lane) => lane.connection.as_ref().expect(NOT_GIVEN_BACK),
             Self::Transaction(transaction) => transaction,
         }
     }
@@ -117,7 +152,7 @@ impl Deref for AtOnce<'_> {
 impl DerefMut for AtOnce<'_> {
     fn deref_mut(&mut self) -> &mut PgConnection {
         match self {
-            Self::Statement { connection, .. } => connection,
+            Self::Statement(lane) => lane.connection.as_mut().expect(NOT_GIVEN_BACK),
             Self::Transaction(transaction) => transaction,
         }
     }

@@ -169,6 +169,38 @@ async fn taken(client: &Client, event: &Envelope) -> (Response, usize) {
     (answer, refusals)
 }
 
+#[tokio::test]
+async fn a_database_that_closed_every_connection_costs_one_refusal_and_no_more() {
+    let (database, network, receiver) = tokio::join!(Database::create(), Network::start(), Receiver::start());
+    let proxy = Proxy::start(&database.server()).await;
+    let url = database.url_through(proxy.address());
+    let env = [
+        ("DATABASE_URL", url.as_str()),
+        ("DATABASE_DIRECT_URL", url.as_str()),
+        // What is claimed and recorded keeps connections of the same kind.
+        ("EVENTS_WORKER_INTERVAL_MS", "50"),
+    ];
+    let service = Service::start(&database, &network, &env).await;
+    let client = service.client();
+    let body = json!({ "topic_pattern": "live.*", "endpoint": receiver.url("/hook"), "max_inflight": 64 });
+    let token = client.service_token("chat");
+    client
+        .post("/api/v1/subscriptions", Some(&token), &body)
+        .await
+        .expect(201);
+    for round in 0..15 {
+        let events: Vec<Envelope> = (0..10).map(|_| envelope("live")).collect();
+        join_all(events.iter().map(|event| taken(client, event))).await;
+        proxy.drop_connections();
+        let mut refused = 0;
+        for _ in 0..5 {
+            let (_, refusals) = taken(client, &envelope("live")).await;
+            refused += refusals;
+        }
+        assert!(refused <= 1, "{refused} refusals in round {round}");
+    }
+}
+
 /// How many sessions of the service are in a transaction and do nothing.
 const LEFT_OPEN: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                          AND application_name = 'openvibe-events' AND state LIKE 'idle in transaction%'";
