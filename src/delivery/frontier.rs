@@ -232,7 +232,11 @@ mod tests {
         };
         frontiers.note(&id, found, 100_010, after(zero, 10));
         assert_eq!(frontiers.begin(&id, after(zero, 20)), [99_960, 99_955, 99_950]);
-        assert_eq!(frontiers.start(&id), [0; 3], "what a near search finds moves no frontier");
+        assert_eq!(
+            frontiers.start(&id),
+            [0; 3],
+            "what a near search finds moves no frontier"
+        );
         assert_eq!(frontiers.begin(&id, after(zero, 200)), [0; 3], "a wide search");
         assert_eq!(frontiers.begin(&id, after(zero, 210)), [99_960, 99_955, 99_950]);
         frontiers.widen(&id);

@@ -50,7 +50,7 @@ struct DeliveryView {
 struct DeliveryList {
     deliveries: Vec<DeliveryView>,
     counts: DeliveryCounts,
-    /// Opaque; absent on the last page.
+    /// Opaque; absent on the last page. A page that looked at many rows may hold few or none and have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
 }
@@ -111,20 +111,13 @@ pub(super) async fn list(
             .non_empty("subscription_id")?
             .map(|id| id.replace('\0', "\u{fffd}")),
         after,
-        // One more tells whether the page is the last.
-        limit: i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1),
+        limit: usize::try_from(limit).unwrap_or(usize::MAX),
     };
     let room = api.rooms.page().await;
-    let mut rows = api.store.deliveries(&filter).await?;
+    let page = api.store.deliveries(&filter).await?;
     let counts = api.store.delivery_counts().await?;
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let more = rows.len() > limit;
-    rows.truncate(limit);
-    let next = rows
-        .last()
-        .filter(|_| more)
-        .map(|row| place(row.seq, &row.subscription_id));
-    let deliveries = rows.into_iter().map(DeliveryView::from).collect();
+    let next = page.next.map(|(seq, subscription_id)| place(seq, &subscription_id));
+    let deliveries = page.rows.into_iter().map(DeliveryView::from).collect();
     let list = DeliveryList {
         deliveries,
         counts,

@@ -23,30 +23,35 @@ const KEPT_MAX: usize = 4;
 /// small may read all of it when it has grown; the server itself notices within a minute or so.
 const PLANS_AGE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(60);
 
+const NOT_GIVEN_BACK: &str = "a lane is given back once, at its end";
+
 /// Connections that wait for their next statement.
 pub(super) struct Lanes {
     options: PgConnectOptions,
-    kept: Mutex<Vec<Lane>>,
+    kept: Mutex<Vec<Kept>>,
 }
 
 /// A connection and what is known of it.
-pub(super) struct Lane {
+struct Kept {
     connection: PgConnection,
-    used_at: Instant,
+    /// When it was last known to live; `None` when that is in doubt.
+    alive_at: Option<Instant>,
     planned_at: Instant,
     plans_age: Duration,
+}
+
+/// A connection of [`Lanes`] that runs a statement.
+pub(super) struct Lane<'s> {
+    lanes: &'s Lanes,
+    /// There until it is given back.
+    kept: Option<Kept>,
 }
 
 /// A connection on which one statement runs as a transaction of its own. Dropping it before [`AtOnce::end`] closes the
 /// connection, whose state is then not known; what the statement did may stand all the same.
 pub(super) enum AtOnce<'s> {
     /// The statement commits by itself.
-    Statement {
-        /// Where the connection goes afterwards.
-        lanes: &'s Lanes,
-        /// What runs it.
-        lane: Lane,
-    },
+    Statement(Lane<'s>),
     /// A pooler needs the transaction to be spelt out.
     Transaction(Transaction<'static, Postgres>),
 }
@@ -60,17 +65,19 @@ impl Lanes {
     }
 
     /// The most recently used connection that lives, or a new one.
-    async fn take(&self) -> Result<Lane, StoreError> {
-        loop {
-            let Some(mut lane) = self.kept.lock().pop() else { break };
-            if matches!(timeout(ACQUIRE_TIMEOUT, lane.make_ready()).await, Ok(Ok(()))) {
-                return Ok(lane);
+    async fn take(&self) -> Result<Kept, StoreError> {
+        let last = self.kept.lock().pop();
+        if let Some(mut kept) = last {
+            if matches!(timeout(ACQUIRE_TIMEOUT, kept.make_ready()).await, Ok(Ok(()))) {
+                return Ok(kept);
             }
+            // The others rested longer. To ask each of them would take longer than anybody waits.
+            self.kept.lock().clear();
         }
         match timeout(ACQUIRE_TIMEOUT, PgConnection::connect_with(&self.options)).await {
-            Ok(connected) => Ok(Lane {
+            Ok(connected) => Ok(Kept {
                 connection: connected?,
-                used_at: Instant::now(),
+                alive_at: Some(Instant::now()),
                 planned_at: Instant::now(),
                 plans_age: *PLANS_AGE.start(),
             }),
@@ -81,25 +88,10 @@ impl Lanes {
     /// Closes the connections that wait.
     pub(super) async fn close(&self) {
         let kept = std::mem::take(&mut *self.kept.lock());
-        for lane in kept {
+        for waiting in kept {
             // A server that does not listen any more closes its end by itself.
-            let _ = lane.connection.close().await;
+            let _ = waiting.connection.close().await;
         }
-    }
-}
-
-impl Lane {
-    /// Fails where the connection is of no use any more.
-    async fn make_ready(&mut self) -> Result<(), sqlx::Error> {
-        if self.planned_at.elapsed() > self.plans_age {
-            sqlx::raw_sql("DISCARD PLANS").execute(&mut self.connection).await?;
-            self.planned_at = Instant::now();
-            self.plans_age = (self.plans_age * 2).min(*PLANS_AGE.end());
-        } else if self.used_at.elapsed() > RESTED {
-            // One that rested may have lost its server meanwhile.
-            self.connection.ping().await?;
-        }
-        Ok(())
     }
 }
 
@@ -109,10 +101,10 @@ impl Store {
         if !self.named {
             return Ok(AtOnce::Transaction(self.begin().await?));
         }
-        Ok(AtOnce::Statement {
+        Ok(AtOnce::Statement(Lane {
             lanes: &self.lanes,
-            lane: self.lanes.take().await?,
-        })
+            kept: Some(self.lanes.take().await?),
+        }))
     }
 }
 
@@ -120,16 +112,46 @@ impl AtOnce<'_> {
     /// Commits where that is still to be done, and keeps the connection for the next statement.
     pub(super) async fn end(self) -> Result<(), StoreError> {
         match self {
-            Self::Statement { lanes, mut lane } => {
-                lane.used_at = Instant::now();
-                let mut kept = lanes.kept.lock();
-                if kept.len() < KEPT_MAX {
-                    kept.push(lane);
-                }
-            }
+            Self::Statement(lane) => lane.keep(),
             Self::Transaction(transaction) => transaction.commit().await?,
         }
         Ok(())
+    }
+}
+
+impl Lane<'_> {
+    fn keep(mut self) {
+        let mut kept = self.lanes.kept.lock();
+        if let Some(mut used) = self.kept.take()
+            && kept.len() < KEPT_MAX
+        {
+            used.alive_at = Some(Instant::now());
+            kept.push(used);
+        }
+    }
+}
+
+impl Kept {
+    /// Fails where the connection is of no use any more.
+    async fn make_ready(&mut self) -> Result<(), sqlx::Error> {
+        if self.planned_at.elapsed() > self.plans_age {
+            sqlx::raw_sql("DISCARD PLANS").execute(&mut self.connection).await?;
+            self.planned_at = Instant::now();
+            self.plans_age = (self.plans_age * 2).min(*PLANS_AGE.end());
+        } else if self.alive_at.is_none_or(|at| at.elapsed() > RESTED) {
+            // One that rested may have lost its server meanwhile.
+            self.connection.ping().await?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Lane<'_> {
+    /// A connection that was not given back may have lost its server, and then the others have lost theirs.
+    fn drop(&mut self) {
+        if self.kept.is_some() {
+            self.lanes.kept.lock().iter_mut().for_each(|kept| kept.alive_at = None);
+        }
     }
 }
 
@@ -138,7 +160,7 @@ impl Deref for AtOnce<'_> {
 
     fn deref(&self) -> &PgConnection {
         match self {
-            Self::Statement { lane, .. } => &lane.connection,
+            Self::Statement(lane) => &lane.kept.as_ref().expect(NOT_GIVEN_BACK).connection,
             Self::Transaction(transaction) => transaction,
         }
     }
@@ -147,7 +169,7 @@ impl Deref for AtOnce<'_> {
 impl DerefMut for AtOnce<'_> {
     fn deref_mut(&mut self) -> &mut PgConnection {
         match self {
-            Self::Statement { lane, .. } => &mut lane.connection,
+            Self::Statement(lane) => &mut lane.kept.as_mut().expect(NOT_GIVEN_BACK).connection,
             Self::Transaction(transaction) => transaction,
         }
     }

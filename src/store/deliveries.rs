@@ -2,6 +2,9 @@
 
 use super::{Store, StoreError};
 
+/// Rows that a page looks at, at most, when few of them are asked for.
+const LOOKED_AT_MAX: i64 = 5_000;
+
 /// Which deliveries a list shows.
 #[derive(Debug, Clone, Default)]
 pub struct DeliveryFilter {
@@ -11,8 +14,18 @@ pub struct DeliveryFilter {
     pub subscription_id: Option<String>,
     /// Rows after this (position, subscription).
     pub after: (i64, String),
-    /// Rows wanted.
-    pub limit: i64,
+    /// Rows wanted at most.
+    pub limit: usize,
+}
+
+/// A page of a list.
+#[derive(Debug, Clone, Default)]
+pub struct DeliveryPage {
+    /// What was found.
+    pub rows: Vec<DeliveryRow>,
+    /// The `after` of the next page, where there may be more. A page with fewer rows than wanted, or none, may have it:
+    /// so far it has looked.
+    pub next: Option<(i64, String)>,
 }
 
 /// The state of one delivery; never its payload.
@@ -39,71 +52,45 @@ pub struct DeliveryRow {
 }
 
 impl Store {
-    /// A page of deliveries by (position, subscription), a total order.
-    pub async fn deliveries(&self, filter: &DeliveryFilter) -> Result<Vec<DeliveryRow>, StoreError> {
-        let (position, subscription) = (filter.after.0, filter.after.1.as_str());
+    /// A page of deliveries by (position, subscription), a total order. What it costs has a bound, whatever is stored.
+    pub async fn deliveries(&self, filter: &DeliveryFilter) -> Result<DeliveryPage, StoreError> {
         let mut reader = self.reader().await?;
-        // One statement per index: a single one with optional filters would be planned for none of them.
-        let rows = match (filter.subscription_id.as_deref(), filter.status.as_deref()) {
-            (Some(only), status) => {
-                sqlx::query_as!(
-                    DeliveryRow,
-                    r#"
-                    SELECT event_id, subscription_id, seq, status, attempt, next_attempt_at, last_status, last_error,
-                           delivered_at
-                    FROM deliveries
-                    WHERE subscription_id = $1 AND seq >= $2 AND (seq > $2 OR subscription_id > $3)
-                      AND ($4::text IS NULL OR status = $4)
-                    ORDER BY seq
-                    LIMIT $5
-                    "#,
-                    only,
-                    position,
-                    subscription,
-                    status,
-                    filter.limit,
-                )
-                .fetch_all(self.run(&mut reader))
-                .await?
+        let rows = sqlx::query!(
+            r#"
+            SELECT event_id AS "event_id!", subscription_id AS "subscription_id!", seq AS "seq!", status AS "status!",
+                   attempt AS "attempt!", next_attempt_at, last_status, last_error, delivered_at, wanted AS "wanted!"
+            FROM list_deliveries($1, $2, $3, $4, $5, $6)
+            "#,
+            filter.status,
+            filter.subscription_id,
+            filter.after.0,
+            filter.after.1,
+            // One more tells whether the page is the last.
+            i64::try_from(filter.limit).unwrap_or(i64::MAX).saturating_add(1),
+            LOOKED_AT_MAX,
+        )
+        .fetch_all(self.run(&mut reader))
+        .await?;
+        let mut page = DeliveryPage::default();
+        for row in rows {
+            if !row.wanted {
+                page.next = Some((row.seq, row.subscription_id));
+            } else if page.rows.len() == filter.limit {
+                page.next = page.rows.last().map(|last| (last.seq, last.subscription_id.clone()));
+            } else {
+                page.rows.push(DeliveryRow {
+                    event_id: row.event_id,
+                    subscription_id: row.subscription_id,
+                    seq: row.seq,
+                    status: row.status,
+                    attempt: row.attempt,
+                    next_attempt_at: row.next_attempt_at,
+                    last_status: row.last_status,
+                    last_error: row.last_error,
+                    delivered_at: row.delivered_at,
+                });
             }
-            (None, Some("dead")) => {
-                sqlx::query_as!(
-                    DeliveryRow,
-                    r#"
-                    SELECT event_id, subscription_id, seq, status, attempt, next_attempt_at, last_status, last_error,
-                           delivered_at
-                    FROM deliveries
-                    WHERE status = 'dead' AND (seq, subscription_id) > ($1, $2)
-                    ORDER BY seq, subscription_id
-                    LIMIT $3
-                    "#,
-                    position,
-                    subscription,
-                    filter.limit,
-                )
-                .fetch_all(self.run(&mut reader))
-                .await?
-            }
-            (None, status) => {
-                sqlx::query_as!(
-                    DeliveryRow,
-                    r#"
-                    SELECT event_id, subscription_id, seq, status, attempt, next_attempt_at, last_status, last_error,
-                           delivered_at
-                    FROM deliveries
-                    WHERE (seq, subscription_id) > ($1, $2) AND ($3::text IS NULL OR status = $3)
-                    ORDER BY seq, subscription_id
-                    LIMIT $4
-                    "#,
-                    position,
-                    subscription,
-                    status,
-                    filter.limit,
-                )
-                .fetch_all(self.run(&mut reader))
-                .await?
-            }
-        };
-        Ok(rows)
+        }
+        Ok(page)
     }
 }

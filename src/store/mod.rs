@@ -36,7 +36,7 @@ use crate::domain::seal::Sealer;
 pub use crate::domain::deliveries::DeliveryCounts;
 pub use checkpoints::Checkpoint;
 pub use claims::{Candidate, Claim, Claimed, Pass};
-pub use deliveries::{DeliveryFilter, DeliveryRow};
+pub use deliveries::{DeliveryFilter, DeliveryPage, DeliveryRow};
 pub use error::StoreError;
 pub use events::{Page, PageRequest, Positions, PulledEvent, StoredEvent};
 pub use migrate::migrate;

@@ -124,6 +124,101 @@ async fn the_list_walks_every_row_once_by_position_and_subscription() {
     }
 }
 
+/// Makes deliveries of a subscription at these positions, tomorrow's where they wait.
+async fn make(site: &Site, subscription: &str, positions: std::ops::RangeInclusive<i64>, status: &str) {
+    let (first, last) = positions.into_inner();
+    site.run(&format!(
+        "INSERT INTO deliveries (event_id, subscription_id, seq, priority, status, next_attempt_at, created_at, \
+         updated_at, head) SELECT 'evt_' || lpad(n::text, 26, '0'), '{subscription}', n, 1, '{status}', \
+         CASE WHEN '{status}' IN ('pending', 'failed') THEN now_ms() + 86400000 END, 1, 1, true \
+         FROM generate_series({first}, {last}) n"
+    ))
+    .await;
+}
+
+/// The positions on each page of a list, from its start to the last page.
+async fn pages(site: &Site, query: &str) -> Vec<Vec<i64>> {
+    let mut pages = Vec::new();
+    let mut after = String::new();
+    loop {
+        let page = list(site, &format!("{query}&limit=1000{after}")).await.body;
+        pages.push(rows(&page).into_iter().map(|(seq, _)| seq).collect());
+        match page.get("next") {
+            Some(next) => after = format!("&after={}", next.as_str().expect("a text")),
+            None => return pages,
+        }
+        assert!(pages.len() < 50, "{query}: pages without an end");
+    }
+}
+
+#[tokio::test]
+async fn few_rows_among_many_are_found_by_looking_at_so_many_at_a_time() {
+    let site = Site::own(1, &[]).await;
+    let slug = consumer();
+    let mut ids = Vec::new();
+    for path in ["a", "b"] {
+        ids.push(text(&site.subscribe(&slug, "live.*", path).await, "id").to_owned());
+    }
+    let [one, two] = [&ids[0], &ids[1]];
+    make(&site, one, 1..=12_000, "delivered").await;
+    make(&site, one, 12_001..=12_003, "pending").await;
+    make(&site, one, 12_004..=12_006, "failed").await;
+    make(&site, one, 12_007..=12_009, "dead").await;
+    make(&site, two, 12_010..=12_012, "delivered").await;
+    make(&site, two, 12_013..=12_016, "pending").await;
+    // One is in flight, and two wait behind another of their key.
+    site.run(
+        "UPDATE deliveries SET lease_owner = 'x', lease_until = now_ms() + 86400000, claim_id = 1 WHERE seq = 12013; \
+         UPDATE deliveries SET ordering_key = 'k', head = seq = 12014 WHERE seq >= 12014",
+    )
+    .await;
+    let waiting: Vec<i64> = (12_001..=12_003).chain(12_013..=12_016).collect();
+    // However much was delivered before them.
+    for (query, wanted) in [
+        ("status=pending".to_owned(), waiting),
+        (
+            format!("status=pending&subscription_id={one}"),
+            (12_001..=12_003).collect(),
+        ),
+        (
+            format!("status=pending&subscription_id={two}"),
+            (12_013..=12_016).collect(),
+        ),
+        ("status=failed".to_owned(), (12_004..=12_006).collect()),
+        ("status=dead".to_owned(), (12_007..=12_009).collect()),
+        (
+            format!("status=dead&subscription_id={one}"),
+            (12_007..=12_009).collect(),
+        ),
+        (format!("status=failed&subscription_id={two}"), vec![]),
+        (
+            format!("status=delivered&subscription_id={two}"),
+            (12_010..=12_012).collect(),
+        ),
+        (format!("subscription_id={two}"), (12_010..=12_016).collect()),
+    ] {
+        assert_eq!(pages(&site, &query).await, [wanted], "{query}");
+    }
+
+    // Where many wait as well, a page says how far it looked.
+    make(&site, two, 20_001..=26_000, "pending").await;
+    make(&site, one, 26_001..=26_003, "delivered").await;
+    let found = pages(&site, "status=delivered").await;
+    let wanted: Vec<i64> = (1..=12_000).chain(12_010..=12_012).chain(26_001..=26_003).collect();
+    assert_eq!(found.concat(), wanted);
+    assert!(
+        found.iter().any(|page| page.len() < 1000),
+        "a page looks at so many only"
+    );
+    let found = pages(&site, "status=pending").await;
+    let wanted: Vec<i64> = (12_001..=12_003)
+        .chain(12_013..=12_016)
+        .chain(20_001..=26_000)
+        .collect();
+    assert_eq!(found.concat(), wanted);
+    assert!(found[0].is_empty() && found.len() <= 11, "{} pages", found.len());
+}
+
 #[tokio::test]
 async fn the_list_still_takes_a_position_and_counts_everything_whatever_the_filter() {
     let (site, ids, all) = filled().await;

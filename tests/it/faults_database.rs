@@ -25,7 +25,7 @@ use crate::{
         envelopes::{Envelope, batch, envelope, envelopes},
         ledger::{Ledger, Walk, position_of},
         network::Network,
-        proxy::Proxy,
+        proxy::{COMMIT, Proxy},
         receiver::Receiver,
         service::{Service, start_many},
         wait::{SOON, eventually, within},
@@ -37,18 +37,109 @@ const FROZEN_MAX: Duration = Duration::from_secs(6);
 /// How long any caller waits for a refusal: the deadline of every answer, and a second.
 const REFUSAL_MAX: Duration = Duration::from_secs(21);
 
+/// How a request is stored.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Way {
+    /// By one statement, which is a transaction of its own.
+    Statement,
+    /// By the same statement between BEGIN and COMMIT, since a pooler may stand in between.
+    Pooled,
+    /// By several statements in a transaction, since one event of the request is known.
+    Several,
+}
+
+impl Way {
+    const ALL: [Self; 3] = [Self::Statement, Self::Pooled, Self::Several];
+
+    /// How many pieces it takes at least, asked and answered, on a connection that has done it before.
+    fn pieces(self) -> usize {
+        match self {
+            Self::Statement => 1,
+            Self::Pooled => 3,
+            Self::Several => 5,
+        }
+    }
+}
+
+/// Whoever publishes one way.
+struct Producer<'a> {
+    way: Way,
+    client: &'a Client,
+    known: Envelope,
+}
+
+impl<'a> Producer<'a> {
+    /// One whose connections have done all of it before.
+    async fn of(way: Way, client: &'a Client) -> Self {
+        let known = envelope("live");
+        client.publish(&known).await.expect(201);
+        let producer = Self { way, client, known };
+        producer.taken(&envelopes("live", 1)).await;
+        producer
+    }
+
+    /// What the request with these events holds; the results of its answer are of these.
+    fn sent(&self, events: &[Envelope]) -> Vec<Envelope> {
+        let known = (self.way == Way::Several).then_some(&self.known);
+        events.iter().chain(known).cloned().collect()
+    }
+
+    /// Publishes the events in one request.
+    async fn publish(&self, events: &[Envelope]) -> Response {
+        self.client.publish_as("live", &batch(&self.sent(events))).await
+    }
+
+    /// Publishes until it is taken, as [`taken`] does.
+    async fn taken(&self, events: &[Envelope]) -> Response {
+        eventually("the request is taken", SOON, async || {
+            let answer = self.publish(events).await;
+            if answer.status < 300 {
+                return Ok(answer);
+            }
+            not_now(&answer);
+            Err(answer.text)
+        })
+        .await
+    }
+}
+
 /// A service that reaches its database through a proxy, and nothing else that would use the line.
-async fn behind_proxy() -> (Database, Network, Proxy, Service) {
+async fn behind_proxy(way: Way) -> (Database, Network, Proxy, Service) {
     let (database, network) = tokio::join!(Database::create(), Network::start());
     let proxy = Proxy::start(&database.server()).await;
     let url = database.url_through(proxy.address());
+    // A pooler is assumed where the two differ.
+    let direct = if way == Way::Pooled { database.url() } else { &url };
     let env = [
         ("DATABASE_URL", url.as_str()),
-        ("DATABASE_DIRECT_URL", url.as_str()),
+        ("DATABASE_DIRECT_URL", direct),
         ("EVENTS_WORKER", "off"),
     ];
     let service = Service::start(&database, &network, &env).await;
     (database, network, proxy, service)
+}
+
+/// How many of the events are stored.
+async fn stored(database: &Database, events: &[Envelope]) -> usize {
+    let ids: Vec<&str> = events.iter().map(Envelope::id).collect();
+    let count: i64 = sqlx::query_scalar("SELECT count(*) FROM events WHERE id = ANY($1)")
+        .bind(ids)
+        .fetch_one(database.pool())
+        .await
+        .expect("a count");
+    usize::try_from(count).expect("a count")
+}
+
+/// Fails unless the answer to a retry tells the truth about what was stored before.
+#[track_caller]
+fn as_stored(again: &Response, stored: bool) {
+    let duplicate = again.body["results"][0]["duplicate"].as_bool();
+    assert_eq!(
+        (again.status, duplicate),
+        (if stored { 200 } else { 201 }, Some(stored)),
+        "{}",
+        again.text
+    );
 }
 
 /// Fails unless the refusal says "not now" as the contract does.
@@ -78,6 +169,38 @@ async fn taken(client: &Client, event: &Envelope) -> (Response, usize) {
     (answer, refusals)
 }
 
+#[tokio::test]
+async fn a_database_that_closed_every_connection_costs_one_refusal_and_no_more() {
+    let (database, network, receiver) = tokio::join!(Database::create(), Network::start(), Receiver::start());
+    let proxy = Proxy::start(&database.server()).await;
+    let url = database.url_through(proxy.address());
+    let env = [
+        ("DATABASE_URL", url.as_str()),
+        ("DATABASE_DIRECT_URL", url.as_str()),
+        // What is claimed and recorded keeps connections of the same kind.
+        ("EVENTS_WORKER_INTERVAL_MS", "50"),
+    ];
+    let service = Service::start(&database, &network, &env).await;
+    let client = service.client();
+    let body = json!({ "topic_pattern": "live.*", "endpoint": receiver.url("/hook"), "max_inflight": 64 });
+    let token = client.service_token("chat");
+    client
+        .post("/api/v1/subscriptions", Some(&token), &body)
+        .await
+        .expect(201);
+    for round in 0..15 {
+        let events: Vec<Envelope> = (0..10).map(|_| envelope("live")).collect();
+        join_all(events.iter().map(|event| taken(client, event))).await;
+        proxy.drop_connections();
+        let mut refused = 0;
+        for _ in 0..5 {
+            let (_, refusals) = taken(client, &envelope("live")).await;
+            refused += refusals;
+        }
+        assert!(refused <= 1, "{refused} refusals in round {round}");
+    }
+}
+
 /// How many sessions of the service are in a transaction and do nothing.
 const LEFT_OPEN: &str = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                          AND application_name = 'openvibe-events' AND state LIKE 'idle in transaction%'";
@@ -97,52 +220,43 @@ async fn nothing_is_left_open(database: &Database) {
 
 #[tokio::test]
 async fn a_connection_that_is_lost_at_any_step_of_a_publish_costs_a_refusal_and_nothing_else() {
-    let (database, _network, proxy, service) = behind_proxy().await;
-    let client = service.client();
+    join_all(Way::ALL.map(lose_each_step)).await;
+}
+
+async fn lose_each_step(way: Way) {
+    let (database, _network, proxy, service) = behind_proxy(way).await;
+    let producer = Producer::of(way, service.client()).await;
     let ledger = Ledger::default();
     let limits: [fn(&Proxy, u64); 2] = [Proxy::cut_after_asking, Proxy::cut_after_answers];
-    for (way, cut_after) in limits.into_iter().enumerate() {
+    for (side, cut_after) in limits.into_iter().enumerate() {
         let mut lost = Vec::new();
         for pieces in 0..40 {
-            // Nothing of the step before is left over, and the pool has a connection again.
-            client.publish(&envelope("live")).await.expect(201);
+            // Nothing of the step before is left over, and there is a connection again that has done all this.
+            producer.taken(&envelopes("live", 1)).await;
             let events = envelopes("live", 3);
             cut_after(&proxy, pieces);
-            let answer = client.publish_as("live", &batch(&events)).await;
+            let answer = producer.publish(&events).await;
             proxy.restore();
             if answer.status == 201 {
-                assert!(pieces > 3, "a publish takes more than {pieces} pieces");
                 break;
             }
             not_now(&answer);
-            let count = format!(
-                "SELECT count(*) FROM events WHERE event_type = '{}'",
-                events[0].type_name()
+            let stored = stored(&database, &events).await;
+            assert!(
+                stored == 0 || stored == 3,
+                "{stored} of 3 after {pieces} pieces, {way:?}"
             );
-            let stored = number(database.pool(), &count).await;
-            assert!(stored == 0 || stored == 3, "{stored} of 3 after {pieces} pieces");
             lost.push(stored);
-            let again = eventually("the retry is taken", SOON, async || {
-                let again = client.publish_as("live", &batch(&events)).await;
-                if again.status == 503 {
-                    Err(again.text)
-                } else {
-                    Ok(again)
-                }
-            })
-            .await;
-            let duplicate = again.body["results"][0]["duplicate"].as_bool();
-            assert_eq!(
-                (again.status == 200, duplicate),
-                (stored == 3, Some(stored == 3)),
-                "{}",
-                again.text
-            );
-            ledger.note(&events, &again);
+            let again = producer.taken(&events).await;
+            as_stored(&again, stored == 3);
+            ledger.note(&producer.sent(&events), &again);
         }
-        assert!(lost.len() > 3, "way {way}: {lost:?}");
-        // A commit that did not arrive has not happened; one whose answer was lost has.
-        assert!(way == 1 || !lost.contains(&3), "{lost:?}");
+        assert!(lost.len() >= way.pieces(), "{way:?}, {side}: {lost:?}");
+        // What did not arrive has not happened.
+        assert!(side == 1 || !lost.contains(&3), "{way:?}: {lost:?}");
+        // What was asked whole has, though its answer was lost. (A pool asks a connection that comes back how it is, so
+        // that pieces of a transaction cannot be told exactly; the test below cuts its COMMIT.)
+        assert!(side == 0 || way != Way::Statement || lost == [3], "{lost:?}");
     }
     ledger.assert_stored_once(database.pool()).await;
     nothing_is_left_open(&database).await;
@@ -150,36 +264,40 @@ async fn a_connection_that_is_lost_at_any_step_of_a_publish_costs_a_refusal_and_
 
 #[tokio::test]
 async fn a_commit_whose_answer_was_lost_is_a_duplicate_when_its_producer_tries_again() {
-    let (database, _network, proxy, service) = behind_proxy().await;
-    let client = service.client();
-    let events: Vec<Envelope> = (0..8).map(|_| envelope("live")).collect();
-    proxy.cut_at_commit();
-    let answers = join_all(events.iter().map(|event| client.publish(event))).await;
+    join_all(Way::ALL.map(lose_the_answer)).await;
+}
+
+async fn lose_the_answer(way: Way) {
+    let (database, _network, proxy, service) = behind_proxy(way).await;
+    let producer = Producer::of(way, service.client()).await;
+    let requests: Vec<Vec<Envelope>> = (0..8).map(|_| envelopes("live", 1)).collect();
+    // What commits: the statement itself, which carries its publisher, or the COMMIT after it.
+    proxy.cut_at(if way == Way::Statement { b"svc:live" } else { COMMIT });
+    let answers = join_all(requests.iter().map(|events| producer.publish(events))).await;
     proxy.restore();
     answers.iter().for_each(not_now);
-    assert!(proxy.cut_commits() > 0);
+    assert!(proxy.left_unanswered() > 0);
     assert_eq!(
-        number(database.pool(), "SELECT count(*) FROM events").await,
+        stored(&database, &requests.concat()).await,
         8,
-        "it has happened"
+        "it has happened, {way:?}"
     );
     let ledger = Ledger::default();
-    for event in &events {
-        let (again, _) = taken(client, event).await;
-        assert_eq!(
-            (again.status, &again.body["duplicate"]),
-            (200, &json!(true)),
-            "{}",
-            again.text
-        );
-        ledger.note([event], &again);
+    for events in &requests {
+        let again = producer.taken(events).await;
+        as_stored(&again, true);
+        ledger.note(&producer.sent(events), &again);
     }
     ledger.assert_stored_once(database.pool()).await;
 }
 
 #[tokio::test]
 async fn a_database_that_swallows_everything_is_told_as_not_now_and_forgotten_when_it_returns() {
-    let (database, _network, proxy, service) = behind_proxy().await;
+    join_all(Way::ALL.map(swallow)).await;
+}
+
+async fn swallow(way: Way) {
+    let (database, _network, proxy, service) = behind_proxy(way).await;
     let client = service.client();
     client.publish(&envelope("live")).await.expect(201);
     let token = client.service_token("live");
@@ -208,81 +326,103 @@ async fn a_database_that_swallows_everything_is_told_as_not_now_and_forgotten_wh
     .await;
 
     // What was asked happens this time, and nobody hears of it.
-    let event = envelope("live");
+    let ledger = Ledger::default();
+    let producer = Producer::of(way, client).await;
+    let events = envelopes("live", 2);
     proxy.hold_answers();
-    not_now(&client.publish(&event).await);
+    not_now(&producer.publish(&events).await);
     proxy.drop_connections();
     proxy.restore();
-    let (answer, _) = taken(client, &event).await;
-    assert_eq!(
-        answer.status, 201,
-        "a transaction whose process heard nothing was undone"
-    );
+    // A statement that is a transaction of its own stands. A transaction that heard nothing asked for no commit.
+    let stands = way == Way::Statement;
+    let stored = stored(&database, &events).await;
+    assert_eq!(stored, if stands { 2 } else { 0 }, "{way:?}");
+    let again = producer.taken(&events).await;
+    as_stored(&again, stands);
+    ledger.note(&producer.sent(&events), &again);
+    ledger.assert_stored_once(database.pool()).await;
     nothing_is_left_open(&database).await;
 }
 
 #[tokio::test]
 async fn a_line_that_drips_changes_nothing() {
-    let (database, _network, proxy, service) = behind_proxy().await;
+    join_all(Way::ALL.map(drip)).await;
+}
+
+async fn drip(way: Way) {
+    let (database, _network, proxy, service) = behind_proxy(way).await;
     let client = service.client();
+    let producer = Producer::of(way, client).await;
     let ledger = Ledger::default();
     proxy.drip();
     let events = envelopes("live", 20);
-    ledger.note(&events, &client.publish_as("live", &batch(&events)).await);
-    assert_eq!(ledger.len(), 20);
+    ledger.note(&producer.sent(&events), &producer.publish(&events).await);
+    assert_eq!(ledger.len(), producer.sent(&events).len(), "{way:?}");
     let mut walk = Walk::over("live.*");
     walk.rest(client).await;
     walk.assert_whole(database.pool()).await;
 }
 
 #[tokio::test]
-async fn a_process_that_is_stopped_in_a_publish_holds_up_others_for_seconds_and_recovers() {
-    let (database, network) = tokio::join!(Database::create(), Network::start());
-    let proxy = Proxy::start(&database.server()).await;
-    let url = database.url_through(proxy.address());
-    let slow = [
-        ("DATABASE_URL", url.as_str()),
-        ("DATABASE_DIRECT_URL", url.as_str()),
-        ("EVENTS_WORKER", "off"),
-    ];
-    let (frozen, other) = tokio::join!(
-        Service::start(&database, &network, &slow),
-        Service::start(&database, &network, &[("EVENTS_WORKER", "off")])
-    );
-    frozen.client().publish(&envelope("live")).await.expect(201);
+async fn a_process_that_is_stopped_in_a_publish_of_one_statement_holds_up_nobody() {
+    let (database, network, proxy, frozen) = behind_proxy(Way::Statement).await;
+    let other = Service::start(&database, &network, &[("EVENTS_WORKER", "off")]).await;
+    other.client().publish(&envelope("live")).await.expect(201);
+    let producer = Producer::of(Way::Statement, frozen.client()).await;
+    // The statement runs, and the process hears nothing of it before it is stopped.
+    proxy.hold_answers();
+    let held = envelopes("live", 1);
+    let publish = producer.publish(&held);
+    let scene = async {
+        eventually("it is stored", SOON, async || stored(&database, &held).await == 1).await;
+        frozen.freeze();
+        let started = Instant::now();
+        other.client().publish(&envelope("live")).await.expect(201);
+        let waited = started.elapsed();
+        proxy.restore();
+        frozen.thaw();
+        assert!(waited < Duration::from_secs(1), "others waited for {waited:?}");
+    };
+    let (answer, ()) = tokio::join!(publish, scene);
+    as_stored(&answer, false);
+    as_stored(&producer.taken(&held).await, true);
+    nothing_is_left_open(&database).await;
+}
+
+#[tokio::test]
+async fn a_process_that_is_stopped_in_a_transaction_holds_up_others_for_seconds_and_recovers() {
+    join_all([Way::Pooled, Way::Several].map(stop_in_a_transaction)).await;
+}
+
+async fn stop_in_a_transaction(way: Way) {
+    let (database, network, proxy, frozen) = behind_proxy(way).await;
+    let other = Service::start(&database, &network, &[("EVENTS_WORKER", "off")]).await;
+    other.client().publish(&envelope("live")).await.expect(201);
+    let producer = Producer::of(way, frozen.client()).await;
     // So slow that the process is caught between two statements of its transaction.
-    proxy.delay(Duration::from_millis(150));
-    let held = envelope("live");
-    let publish = frozen.client().publish(&held);
+    proxy.delay(Duration::from_millis(300));
+    let held = envelopes("live", 1);
+    let publish = producer.publish(&held);
     let scene = async {
         let free = "SELECT count(*) FROM (SELECT FROM store_counter FOR UPDATE SKIP LOCKED) free";
-        let stored = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
-                      AND query LIKE '%INSERT INTO events%' AND state = 'idle in transaction'";
         eventually("it holds the counter row", SOON, async || {
-            number(database.pool(), free).await == 0 && number(database.pool(), stored).await == 0
+            number(database.pool(), free).await == 0 && number(database.pool(), LEFT_OPEN).await > 0
         })
         .await;
         frozen.freeze();
         let started = Instant::now();
         let (answer, refusals) = taken(other.client(), &envelope("live")).await;
         assert_eq!(answer.status, 201);
-        assert!(started.elapsed() > Duration::from_secs(1), "nobody was in the way");
-        assert!(
-            started.elapsed() < FROZEN_MAX,
-            "{refusals} refusals in {:?}",
-            started.elapsed()
-        );
+        let waited = started.elapsed();
         proxy.restore();
         frozen.thaw();
+        assert!(waited > Duration::from_secs(1), "nobody was in the way, {way:?}");
+        assert!(waited < FROZEN_MAX, "{refusals} refusals in {waited:?}, {way:?}");
     };
     let (answer, ()) = tokio::join!(publish, scene);
     not_now(&answer);
-    let (again, _) = taken(frozen.client(), &held).await;
-    assert_eq!(
-        (again.status, &again.body["duplicate"]),
-        (201, &json!(false)),
-        "its transaction was undone"
-    );
+    assert_eq!(stored(&database, &held).await, 0, "its transaction was undone, {way:?}");
+    as_stored(&producer.taken(&held).await, false);
     nothing_is_left_open(&database).await;
 }
 
@@ -312,14 +452,18 @@ async fn sessions_that_are_ended_at_random_cost_refusals_and_no_event() {
         let mut dice = Dice::of(7);
         for round in 0..40 {
             eventually("progress", SOON, async || ledger.len() >= round * 12).await;
-            let sessions: Vec<i32> = sqlx::query_scalar(
-                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() \
-                 AND application_name = 'openvibe-events' ORDER BY pid",
-            )
-            .fetch_all(database.pool())
-            .await
-            .expect("the sessions");
-            let one = sessions[dice.below(sessions.len())];
+            // There may be none for a moment: sessions that died are made anew when they are needed.
+            let one = eventually("a session", SOON, async || {
+                let sessions: Vec<i32> = sqlx::query_scalar(
+                    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() \
+                     AND application_name = 'openvibe-events' ORDER BY pid",
+                )
+                .fetch_all(database.pool())
+                .await
+                .expect("the sessions");
+                (!sessions.is_empty()).then(|| sessions[dice.below(sessions.len())])
+            })
+            .await;
             sql(database.pool(), &format!("SELECT pg_terminate_backend({one})")).await;
         }
     };

@@ -21,7 +21,7 @@ use crate::support::{
     envelopes::{batch, envelope, envelopes, event_id, unique_type},
     ledger::{Ledger, position_of},
     network::{AUDIENCE, FIRST_KEY, ISSUER, KeyMode, Network, TokenSpec, public_pem},
-    proxy::Proxy,
+    proxy::{COMMIT, Proxy},
     receiver::{Answer, Receiver},
     wait::{SOON, eventually, refused, stays, within},
 };
@@ -531,7 +531,7 @@ mod database_proxy {
     async fn a_commit_can_happen_without_its_answer_and_nothing_else_is_cut() {
         let database = Database::empty().await;
         let proxy = Proxy::start(&database.server()).await;
-        proxy.cut_at_commit();
+        proxy.cut_at(COMMIT);
         let mut connection = connect(&proxy, &database).await.expect("an open line");
         let mut transaction = connection.begin().await.expect("a transaction");
         sqlx::raw_sql("CREATE TABLE unheard ()")
@@ -539,7 +539,7 @@ mod database_proxy {
             .await
             .expect("a statement");
         refused("a commit without an answer", transaction.commit().await);
-        assert_eq!(proxy.cut_commits(), 1);
+        assert_eq!(proxy.left_unanswered(), 1);
         assert!(table_exists(&database, "unheard").await);
     }
 

@@ -30,8 +30,8 @@ enum Line {
     Stalled,
     /// What clients send passes; what the server answers is held.
     AnswersHeld,
-    /// Everything passes until a client sends a COMMIT. That reaches the server, and its connection ends unanswered.
-    CutAtCommit,
+    /// Everything passes until a client sends these words. They reach the server, and the connection ends unanswered.
+    CutAt(&'static [u8]),
     /// So many pieces pass from clients to the server; a connection with a further one is closed, and that is lost.
     Asks(u64),
     /// As `Asks`, for pieces from the server.
@@ -53,7 +53,7 @@ pub(crate) struct Proxy {
 #[derive(Debug, Default)]
 struct Shared {
     accepted: AtomicU64,
-    commits: AtomicU64,
+    unanswered: AtomicU64,
     /// Pieces since the last limit was set.
     passed: AtomicU64,
     /// Connections of earlier generations are closed.
@@ -106,10 +106,10 @@ impl Proxy {
         self.line.send_replace(Line::Dripping);
     }
 
-    /// Passes the next COMMIT of each connection on and closes that connection once the server has answered it, without
-    /// the answer: what was asked has happened, and nobody heard of it.
-    pub(crate) fn cut_at_commit(&self) {
-        self.line.send_replace(Line::CutAtCommit);
+    /// Passes on what a client sends with these words in it, and closes that connection once the server has answered,
+    /// without the answer: what was asked has happened, and nobody heard of it.
+    pub(crate) fn cut_at(&self, words: &'static [u8]) {
+        self.line.send_replace(Line::CutAt(words));
     }
 
     /// Lets so many pieces of any connection pass from clients to the server, each as it was sent; whoever sends more
@@ -125,9 +125,9 @@ impl Proxy {
         self.line.send_replace(Line::Answers(pieces));
     }
 
-    /// How many connections were ended by `cut_at_commit`.
-    pub(crate) fn cut_commits(&self) -> u64 {
-        self.shared.commits.load(Relaxed)
+    /// How many connections were ended by `cut_at`.
+    pub(crate) fn left_unanswered(&self) -> u64 {
+        self.shared.unanswered.load(Relaxed)
     }
 
     /// Closes the connections there are now. New ones are served.
@@ -179,15 +179,15 @@ async fn join(
     server.set_nodelay(true).ok();
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let committing = AtomicBool::new(false);
+    let asking = AtomicBool::new(false);
     let asked = pump(
         from_client,
         to_server,
         line.clone(),
         |line| line == Line::Stalled,
         |line, bytes| {
-            if line == Line::CutAtCommit && bytes.windows(COMMIT.len()).any(|text| text == COMMIT) {
-                committing.store(true, Relaxed);
+            if matches!(line, Line::CutAt(words) if bytes.windows(words.len()).any(|text| text == words)) {
+                asking.store(true, Relaxed);
             }
             !matches!(line, Line::Asks(most) if shared.passed.fetch_add(1, Relaxed) >= most)
         },
@@ -198,8 +198,8 @@ async fn join(
         line.clone(),
         |line| matches!(line, Line::Stalled | Line::AnswersHeld),
         |line, _| {
-            let ends = committing.load(Relaxed);
-            shared.commits.fetch_add(u64::from(ends), Relaxed);
+            let ends = asking.load(Relaxed);
+            shared.unanswered.fetch_add(u64::from(ends), Relaxed);
             !ends && !matches!(line, Line::Answers(most) if shared.passed.fetch_add(1, Relaxed) >= most)
         },
     );
@@ -213,7 +213,7 @@ async fn join(
 }
 
 /// The end of the message that asks for a commit.
-const COMMIT: &[u8] = b"COMMIT\0";
+pub(crate) const COMMIT: &[u8] = b"COMMIT\0";
 
 /// Carries bytes one way, holding them while `held` says so, until `passes` refuses some.
 async fn pump(
