@@ -7,6 +7,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use openvibe_events::store::{Addresses, Store, StoreError};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::{
@@ -171,34 +172,29 @@ async fn taken(client: &Client, event: &Envelope) -> (Response, usize) {
 
 #[tokio::test]
 async fn a_database_that_closed_every_connection_costs_one_refusal_and_no_more() {
-    let (database, network, receiver) = tokio::join!(Database::create(), Network::start(), Receiver::start());
+    let database = Database::create().await;
     let proxy = Proxy::start(&database.server()).await;
     let url = database.url_through(proxy.address());
-    let env = [
-        ("DATABASE_URL", url.as_str()),
-        ("DATABASE_DIRECT_URL", url.as_str()),
-        // What is claimed and recorded keeps connections of the same kind.
-        ("EVENTS_WORKER_INTERVAL_MS", "50"),
-    ];
-    let service = Service::start(&database, &network, &env).await;
-    let client = service.client();
-    let body = json!({ "topic_pattern": "live.*", "endpoint": receiver.url("/hook"), "max_inflight": 64 });
-    let token = client.service_token("chat");
-    client
-        .post("/api/v1/subscriptions", Some(&token), &body)
+    let store = Store::connect(Addresses::parse(&url, &url).expect("a URL"))
         .await
-        .expect(201);
-    for round in 0..15 {
-        let events: Vec<Envelope> = (0..10).map(|_| envelope("live")).collect();
-        join_all(events.iter().map(|event| taken(client, event))).await;
-        proxy.drop_connections();
-        let mut refused = 0;
-        for _ in 0..5 {
-            let (_, refusals) = taken(client, &envelope("live")).await;
-            refused += refusals;
-        }
-        assert!(refused <= 1, "{refused} refusals in round {round}");
+        .expect("a store");
+    let statement = async || store.settle("nobody", &[]).await;
+    // Four at once, so that as many connections are kept, all of them in use a moment ago.
+    proxy.delay(Duration::from_millis(50));
+    for answer in join_all((0..4).map(|_| statement())).await {
+        answer.expect("a statement");
     }
+    proxy.restore();
+    proxy.drop_connections();
+    let mut lost = 0;
+    for _ in 0..4 {
+        match statement().await {
+            Ok(_) => {}
+            Err(StoreError::Unavailable(_)) => lost += 1,
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(lost, 1, "the first that is lost tells of the others");
 }
 
 /// How many sessions of the service are in a transaction and do nothing.
