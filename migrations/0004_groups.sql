@@ -276,7 +276,8 @@ BEGIN
         WHERE s.id = ANY(locked_ids)
     ), runnable AS (
         SELECT l.consumer, l.consumer_room, d.*
-        FROM locked l
+        -- No more are locked than could be taken.
+        FROM (SELECT *, least(free, consumer_room, in_room) AS most FROM locked) l
         CROSS JOIN LATERAL (
             SELECT r.* FROM (VALUES (0, l.critical), (1, l.important), (2, l.low)) AS p(priority, frontier)
             CROSS JOIN LATERAL (
@@ -285,11 +286,11 @@ BEGIN
                   AND d.next_attempt_at >= p.frontier AND d.next_attempt_at <= now_ms()
                   AND d.head AND d.lease_until IS NULL AND d.status IN ('pending', 'failed')
                 ORDER BY d.next_attempt_at, d.seq
-                LIMIT l.free
+                LIMIT l.most
                 FOR UPDATE SKIP LOCKED
             ) r
             ORDER BY r.priority, r.next_attempt_at, r.seq
-            LIMIT l.free
+            LIMIT l.most
         ) d
     ), shared AS (
         SELECT r.*, row_number() OVER (PARTITION BY r.consumer ORDER BY r.priority, r.next_attempt_at, r.seq) AS turn

@@ -1,3 +1,2 @@
--- no-transaction
 -- What failed and waits for another attempt, for the operators' list.
-CREATE INDEX CONCURRENTLY IF NOT EXISTS deliveries_failed ON deliveries (seq, subscription_id) WHERE status = 'failed';
+CREATE INDEX IF NOT EXISTS deliveries_failed ON deliveries (seq, subscription_id) WHERE status = 'failed';

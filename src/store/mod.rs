@@ -78,6 +78,12 @@ const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_t
 const BEGIN_RELAXED: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
                              SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'; \
                              SET LOCAL synchronous_commit = off";
+/// As [`BEGIN`], for a group that is looked at closely: its statements are planned as those of a group that is one statement.
+const BEGIN_GROUP: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
+                           SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'; \
+                           SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off; \
+                           SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; \
+                           SET LOCAL enable_mergejoin = off";
 const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
                           SET LOCAL idle_in_transaction_session_timeout = '5s'";
 
@@ -217,6 +223,10 @@ impl Store {
 
     async fn begin(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
         Ok(self.writes.begin_with(BEGIN).await?)
+    }
+
+    async fn begin_group(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
+        Ok(self.writes.begin_with(BEGIN_GROUP).await?)
     }
 
     async fn begin_relaxed(&self) -> Result<Transaction<'static, Postgres>, StoreError> {

@@ -176,7 +176,7 @@ impl Store {
     /// Opens a group for events of these ids (at least one): takes the counter row, brings the view up to date, moves
     /// positions past a change of timeline, and reads what is known of the ids.
     pub async fn open_group(&self, ids: &[&str]) -> Result<Group<'_>, StoreError> {
-        let mut transaction = self.begin().await?;
+        let mut transaction = self.begin_group().await?;
         let counter = sqlx::query!(
             r#"
             SELECT version AS "version!", timeline AS "timeline!",
