@@ -110,7 +110,7 @@ stop_service() {
   service_pid=''
 }
 
-pg_home=$(pg_home "$work" "$account")
+pg_home=$(pg_home "$work" "$account" postgres)
 pg_port=$(pg_start "$pg_bin" "$account" "$pg_home")
 sql() { "$psql" -X -q -A -t -v ON_ERROR_STOP=1 -h 127.0.0.1 -p "$pg_port" -U postgres "$@"; }
 for setting in "${settings[@]}"; do sql -c "ALTER SYSTEM SET $setting"; done
