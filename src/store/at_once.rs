@@ -25,7 +25,7 @@ const BOUNDS: [(&str, &str); 7] = [
 const KEPT_MAX: usize = 4;
 /// How long the first plans of a session are used, and the longest that any are. A plan that was made while a table was
 /// small may read all of it when it has grown; the server itself notices within a minute or so.
-const PLANS_AGE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(60);
+const PLANS_AGE: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(8);
 
 const NOT_GIVEN_BACK: &str = "a lane is given back once, at its end";
 

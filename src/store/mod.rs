@@ -82,7 +82,7 @@ const BEGIN_RELAXED: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL sta
 const BEGIN_GROUP: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
                            SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'; \
                            SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off; \
-                           SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; \
+                           SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; \
                            SET LOCAL enable_mergejoin = off";
 const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
                           SET LOCAL idle_in_transaction_session_timeout = '5s'";
