@@ -166,7 +166,8 @@ impl Store {
         })
     }
 
-    /// Scans the log in position order and keeps what matches.
+    /// Scans the log in position order and keeps what matches. The scan ends with the last hit wanted, which is why the
+    /// rows examined have no name of their own: the end of the scan is looked up again where it is needed.
     async fn page_of_patterns(
         &self,
         reader: &mut PgConnection,
@@ -187,18 +188,21 @@ impl Store {
                 WHERE epoch.name = 'events' AND floor.name = 'events'
             ), start AS MATERIALIZED (
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
-            ), page AS MATERIALIZED (
-                SELECT seq, event_type, size_bytes, env, project_id FROM events
-                WHERE seq > (SELECT seq FROM start)
-                ORDER BY seq
-                LIMIT $5
             ), hits AS MATERIALIZED (
-                SELECT seq, size_bytes FROM page
+                SELECT seq, size_bytes FROM (
+                    SELECT seq, event_type, size_bytes, env, project_id FROM events
+                    WHERE seq > (SELECT seq FROM start)
+                    ORDER BY seq
+                    LIMIT $5
+                ) page
                 WHERE event_type LIKE ANY($3::text[]) AND env = 'production' AND project_id IS NULL
                 ORDER BY seq
                 LIMIT $4
             ), kept AS MATERIALIZED (
-                SELECT seq FROM (SELECT seq, sum(size_bytes) OVER (ORDER BY seq) - size_bytes AS before FROM hits) h
+                SELECT seq FROM (
+                    SELECT seq, sum(size_bytes) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - size_bytes AS before
+                    FROM hits
+                ) h
                 WHERE before < $6
             ), shape AS MATERIALIZED (
                 SELECT (SELECT count(*) FROM hits) AS hits, (SELECT count(*) FROM kept) AS kept
@@ -206,8 +210,9 @@ impl Store {
             SELECT epoch AS "epoch!", head AS "head!", floor AS "floor!", start.seq AS "start!",
                    (SELECT array_agg(seq ORDER BY seq) FROM kept) AS hits,
                    (shape.hits < $4 AND shape.kept = shape.hits) AS "complete!",
-                   CASE WHEN shape.hits < $4 AND shape.kept = shape.hits AND (SELECT count(*) FROM page) = $5
-                        THEN (SELECT max(seq) FROM page) END AS scan_end
+                   CASE WHEN shape.hits < $4 AND shape.kept = shape.hits
+                        THEN (SELECT seq FROM events WHERE seq > (SELECT seq FROM start)
+                              ORDER BY seq OFFSET $5 - 1 LIMIT 1) END AS scan_end
             FROM bounds, start, shape
             "#,
             request.after.map_or(-1, |cursor| cursor.epoch),
@@ -247,7 +252,10 @@ impl Store {
                 ORDER BY event_type, seq
                 LIMIT $4
             ), kept AS MATERIALIZED (
-                SELECT seq FROM (SELECT seq, sum(size_bytes) OVER (ORDER BY seq) - size_bytes AS before FROM hits) h
+                SELECT seq FROM (
+                    SELECT seq, sum(size_bytes) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - size_bytes AS before
+                    FROM hits
+                ) h
                 WHERE before < $5
             ), shape AS MATERIALIZED (
                 SELECT (SELECT count(*) FROM hits) AS hits, (SELECT count(*) FROM kept) AS kept
