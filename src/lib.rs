@@ -9,6 +9,7 @@ mod clock;
 pub mod config;
 pub mod delivery;
 pub mod domain;
+pub mod fabric;
 pub mod http;
 pub mod identity;
 pub mod problem;
@@ -24,6 +25,7 @@ use std::time::Duration;
 
 use axum::Router;
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -31,12 +33,13 @@ use tokio_util::task::TaskTracker;
 use config::{Config, Database, SecretKey};
 use delivery::{Delivery, DeliverySettings};
 use domain::seal::Sealer;
-use http::api::Api;
+use fabric::{Fabric, FabricSettings};
+use http::api::{Api, Ring};
 use http::health::{Readiness, SERVICE};
 use http::room::Rooms;
 use identity::limits::{Allowance, Limits};
 use identity::{Keys, Verifier};
-use publish::{Publisher, Ring, Rules};
+use publish::{Publisher, Rules};
 use store::{Addresses, SharedStore, Store};
 use vitals::AppVitals;
 
@@ -61,6 +64,9 @@ pub enum AppError {
     /// The HTTP client of deliveries.
     #[error("deliveries cannot be started")]
     Delivery(#[from] delivery::StartError),
+    /// The carriers and their prices.
+    #[error("the carriers cannot be used: {0}")]
+    Fabric(#[from] fabric::StartError),
     /// The pinned key.
     #[error("OV_NETWORK_PUBLIC_KEY holds no RSA public key in PEM")]
     PinnedKey(#[source] identity::KeyError),
@@ -109,6 +115,7 @@ impl App {
 
         let stop_background = CancellationToken::new();
         let trust = tls::Trust::load(&config.authorities);
+        let fabric = Arc::new(open_fabric(config, database, &trust, &store)?);
         let keys = keys(config, &trust)?;
         let tasks = TaskTracker::new();
         tasks.spawn({
@@ -126,12 +133,25 @@ impl App {
             delivery::watch(Arc::clone(&store), stop_background.clone())
         };
         let wake = delivery.wake.clone();
-        let ring: Ring = Arc::new(move |subscriptions| wake.subscriptions(subscriptions.iter().cloned()));
+        fabric.run(&wake, &tasks, &stop_background);
+        tasks.spawn(reload_on_hangup(Arc::clone(&fabric), stop_background.clone()));
+        let ring: Ring = {
+            let (wake, fabric) = (wake.clone(), Arc::clone(&fabric));
+            Arc::new(move |subscriptions| {
+                wake.subscriptions(subscriptions.iter().cloned());
+                fabric.work(subscriptions);
+            })
+        };
 
         let stop_publisher = CancellationToken::new();
         let max_hops = i32::try_from(config.publish.max_hops).unwrap_or(i32::MAX);
-        let (publisher, publishing) =
-            Publisher::start(Arc::clone(&store), max_hops, Arc::clone(&ring), stop_publisher.clone());
+        let (publisher, publishing) = Publisher::start(
+            Arc::clone(&store),
+            max_hops,
+            Arc::clone(&fabric),
+            wake,
+            stop_publisher.clone(),
+        );
 
         let vitals = Arc::new(AppVitals {
             store: Arc::clone(&store),
@@ -173,6 +193,7 @@ impl App {
             rooms: Rooms::default(),
             subscriptions_max: i64::from(config.delivery.max_subscriptions),
             wake: ring,
+            fabric,
         });
         let router = http::layers(
             http::api::routes(api)
@@ -263,6 +284,49 @@ async fn keep_sealed(store: SharedStore) {
         }
         tokio::time::sleep(if failed { RESEAL_RETRY } else { RESEAL_INTERVAL }).await;
     }
+}
+
+/// Reads the rate cards again at each SIGHUP; a bad file changes nothing.
+async fn reload_on_hangup(fabric: Arc<Fabric>, stop: CancellationToken) {
+    let mut hangups = match signal(SignalKind::hangup()) {
+        Ok(hangups) => hangups,
+        Err(error) => return tracing::error!("SIGHUP cannot be listened for: {error}"),
+    };
+    while stop.run_until_cancelled(hangups.recv()).await.is_some() {
+        match fabric.reload_cards() {
+            Ok(()) => tracing::info!("the rate cards were read again"),
+            Err(mistake) => tracing::error!("the rate cards stay as they were: {mistake}"),
+        }
+    }
+}
+
+fn open_fabric(
+    config: &Config,
+    database: &Database,
+    trust: &tls::Trust,
+    store: &SharedStore,
+) -> Result<Fabric, fabric::StartError> {
+    let variables = |name: &str| match name {
+        "DATABASE_URL" => Some(database.url.expose().to_owned()),
+        "DATABASE_DIRECT_URL" => Some(database.direct_url.expose().to_owned()),
+        name => config.carrier_variable(name),
+    };
+    let instance = hex::encode(rand::random::<[u8; 8]>());
+    let settings = FabricSettings {
+        enabled: config.carriers.enabled.clone(),
+        disabled: config.carriers.disabled.clone(),
+        rate_cards: config.carriers.rate_cards.clone(),
+        poll_interval: config.delivery.poll_interval,
+        env: carriers::Env {
+            variables: &variables,
+            instance: &instance,
+            consumes: config.delivery.worker,
+            tls: trust.client_config(),
+            clock: clock::system,
+        },
+        clock: clock::now,
+    };
+    Fabric::open(&settings, Arc::clone(store))
 }
 
 fn keys(config: &Config, trust: &tls::Trust) -> Result<Keys, AppError> {

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use axum::extract::MatchedPath;
 use axum::http::Method;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use planner::health::BreakerState;
+use planner::{Class, Health};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
@@ -42,6 +44,22 @@ pub const DELIVERY_ATTEMPTS: &str = "events_delivery_attempts_total";
 pub const LATE_RESULTS: &str = "events_delivery_late_results_total";
 /// Counter: requests refused by a per-actor limit, by limit and window.
 pub const RATE_LIMITED: &str = "events_rate_limited_total";
+/// Gauge: 1 while a carrier may be chosen, by carrier.
+pub const CARRIER_UP: &str = "events_carrier_up";
+/// Gauge: 0 closed, 1 half-open, 2 open, by carrier.
+pub const CARRIER_BREAKER: &str = "events_carrier_breaker_state";
+/// Gauge: signals that wait to be sent, by carrier.
+pub const CARRIER_QUEUE_DEPTH: &str = "events_carrier_queue_depth";
+/// Histogram, seconds: one round trip to a carrier, by carrier and class.
+pub const CARRIER_SIGNAL: &str = "events_carrier_signal_seconds";
+/// Counter: signals handed to a carrier, by carrier, class and outcome.
+pub const CARRIER_SIGNALS: &str = "events_carrier_signals_total";
+/// Counter: signals that went nowhere, by carrier and reason.
+pub const CARRIER_DROPPED: &str = "events_carrier_dropped_total";
+/// Counter: deliveries by the carrier they were placed on, by class and carrier.
+pub const PLACEMENT_DECISIONS: &str = "events_placement_decisions_total";
+/// Counter: decisions that moved from one carrier to another, by class, from and to.
+pub const PLACEMENT_CHANGES: &str = "events_placement_changes_total";
 /// Gauge, always 1: the service and its release.
 pub const RELEASE_INFO: &str = "release_info";
 /// Gauge, bytes: resident memory of this process.
@@ -53,6 +71,9 @@ pub const PROCESS_UPTIME: &str = "process_uptime_seconds";
 /// Gauge, Unix seconds: start of this process.
 pub const PROCESS_START: &str = "process_start_time_seconds";
 
+const SIGNAL_BUCKETS: [f64; 11] = [
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 3.0,
+];
 const HTTP_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 const LATENCY_BUCKETS: [f64; 14] = [
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0,
@@ -111,6 +132,7 @@ impl Metrics {
                     .and_then(|b| {
                         b.set_buckets_for_metric(Matcher::Full(DELIVERY_LATENCY.to_owned()), &LATENCY_BUCKETS)
                     })
+                    .and_then(|b| b.set_buckets_for_metric(Matcher::Full(CARRIER_SIGNAL.to_owned()), &SIGNAL_BUCKETS))
                     .expect("the bucket lists are not empty")
                     .build_recorder();
                 let handle = recorder.handle();
@@ -196,6 +218,14 @@ fn describe() {
         "Results that came after their claim had moved on."
     );
     describe_counter!(RATE_LIMITED, Unit::Count, "Requests refused by a per-actor limit.");
+    describe_gauge!(CARRIER_UP, Unit::Count, "1 while the carrier may be chosen.");
+    describe_gauge!(CARRIER_BREAKER, Unit::Count, "0 closed, 1 half-open, 2 open.");
+    describe_gauge!(CARRIER_QUEUE_DEPTH, Unit::Count, "Signals that wait to be sent.");
+    describe_histogram!(CARRIER_SIGNAL, Unit::Seconds, "One round trip to a carrier.");
+    describe_counter!(CARRIER_SIGNALS, Unit::Count, "Signals handed to a carrier, by outcome.");
+    describe_counter!(CARRIER_DROPPED, Unit::Count, "Signals that went nowhere, by reason.");
+    describe_counter!(PLACEMENT_DECISIONS, Unit::Count, "Deliveries, by the carrier they were placed on.");
+    describe_counter!(PLACEMENT_CHANGES, Unit::Count, "Decisions that moved to another carrier.");
     describe_gauge!(RELEASE_INFO, Unit::Count, "The service and its release; always 1.");
     describe_gauge!(PROCESS_MEMORY, Unit::Bytes, "Resident memory of this process.");
     describe_gauge!(PROCESS_CPU, Unit::Seconds, "Processor time used by this process.");
@@ -250,6 +280,64 @@ fn method_label(method: &Method) -> &'static str {
         "OPTIONS" => "OPTIONS",
         _ => "OTHER",
     }
+}
+
+/// Why a signal went nowhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dropped {
+    /// Too many wait to be sent.
+    QueueFull,
+    /// The carrier may not be used now.
+    NotUsable,
+    /// More was heard than could be looked at.
+    Flooded,
+    /// What was heard was no signal.
+    Strange,
+}
+
+/// Signals of a carrier went nowhere.
+pub fn carrier_dropped(carrier: &'static str, why: Dropped, signals: u64) {
+    if signals == 0 {
+        return;
+    }
+    let why = match why {
+        Dropped::QueueFull => "queue_full",
+        Dropped::NotUsable => "not_usable",
+        Dropped::Flooded => "flooded",
+        Dropped::Strange => "strange",
+    };
+    counter!(CARRIER_DROPPED, "carrier" => carrier, "why" => why).increment(signals);
+}
+
+/// One round trip of so many signals to a carrier ended.
+pub fn carrier_signals(carrier: &'static str, class: Class, taken: bool, signals: u64, took: Duration) {
+    let kind = class.label();
+    let outcome = if taken { "sent" } else { "failed" };
+    histogram!(CARRIER_SIGNAL, "carrier" => carrier, "kind" => kind).record(took);
+    counter!(CARRIER_SIGNALS, "carrier" => carrier, "kind" => kind, "outcome" => outcome).increment(signals);
+}
+
+/// How a carrier stands.
+pub fn carrier_state(carrier: &'static str, health: &Health, breaker: BreakerState, waiting: usize) {
+    let up = matches!(health, Health::Up | Health::Degraded(_));
+    gauge!(CARRIER_UP, "carrier" => carrier).set(if up { 1.0 } else { 0.0 });
+    gauge!(CARRIER_BREAKER, "carrier" => carrier).set(match breaker {
+        BreakerState::Closed => 0.0,
+        BreakerState::HalfOpen => 1.0,
+        BreakerState::Open { .. } => 2.0,
+    });
+    #[expect(clippy::cast_precision_loss, reason = "the queue is bounded")]
+    gauge!(CARRIER_QUEUE_DEPTH, "carrier" => carrier).set(waiting as f64);
+}
+
+/// Deliveries were placed on a carrier. Ids of carriers are the registry's, so there are few.
+pub fn placed(class: Class, carrier: &str, deliveries: u64) {
+    counter!(PLACEMENT_DECISIONS, "class" => class.label(), "carrier" => carrier.to_owned()).increment(deliveries);
+}
+
+/// A decision moved.
+pub fn placement_changed(class: Class, from: &str, to: &str) {
+    counter!(PLACEMENT_CHANGES, "class" => class.label(), "from" => from.to_owned(), "to" => to.to_owned()).increment(1);
 }
 
 /// What became of a webhook attempt.

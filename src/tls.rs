@@ -74,6 +74,11 @@ impl Trust {
         reqwest::Client::builder().tls_backend_preconfigured(self.0.clone())
     }
 
+    /// The same for clients that speak no HTTP.
+    pub fn client_config(&self) -> &ClientConfig {
+        &self.0
+    }
+
     fn of(roots: RootCertStore) -> Self {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider)

@@ -252,6 +252,32 @@ pub struct Carriers {
     pub cloud_queue: Option<CloudQueue>,
 }
 
+impl Config {
+    /// What a carrier reads from its surroundings, by the name of the variable: carriers are opened with what was read
+    /// and judged here.
+    pub fn carrier_variable(&self, name: &str) -> Option<String> {
+        let switch = |on: bool| if on { "on" } else { "off" }.to_owned();
+        let carriers = &self.carriers;
+        let (valkey, nats, cloud) = (carriers.valkey.as_ref(), carriers.nats.as_ref(), carriers.cloud_queue.as_ref());
+        let credentials = cloud.and_then(|cloud| cloud.credentials.as_ref());
+        match name {
+            "VALKEY_URL" => valkey.map(|valkey| valkey.url.expose().to_owned()),
+            "VALKEY_PREFIX" => valkey.map(|valkey| valkey.prefix.clone()),
+            "NATS_URL" => nats.map(|nats| nats.url.expose().to_owned()),
+            "NATS_SUBJECT_PREFIX" => nats.map(|nats| nats.subject_prefix.clone()),
+            "NATS_JETSTREAM" => nats.map(|nats| switch(nats.jetstream)),
+            "NATS_STREAM" => nats.map(|nats| nats.stream.clone()),
+            "CLOUD_QUEUE_URL" => cloud.map(|cloud| cloud.url.expose().to_owned()),
+            "CLOUD_QUEUE_REGION" => cloud.map(|cloud| cloud.region.clone()),
+            "CLOUD_QUEUE_PREFIX" => cloud.and_then(|cloud| cloud.prefix.clone()),
+            "CLOUD_QUEUE_ACCESS_KEY" => credentials.map(|keys| keys.access_key.clone()),
+            "CLOUD_QUEUE_SECRET_KEY" => credentials.map(|keys| keys.secret_key.expose().to_owned()),
+            "CLOUD_QUEUE_CONSUME" => cloud.map(|cloud| switch(cloud.consume)),
+            _ => None,
+        }
+    }
+}
+
 /// Valkey, for its carrier and for shared limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Valkey {

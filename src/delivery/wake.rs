@@ -71,6 +71,11 @@ impl Wake {
         });
     }
 
+    /// Any subscription may have work.
+    pub fn everything(&self) {
+        self.ring(|woken| woken.everything = true);
+    }
+
     /// Any subscription may have work, also where the dispatcher has seen that there was none.
     pub(super) fn sweep(&self) {
         self.ring(|woken| woken.sweep = true);

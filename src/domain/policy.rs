@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use hmac::digest::Digest as _;
+use planner::{Class, Intent, PolicyKey};
 
 use super::envelope::{Envelope, FieldError};
 use super::json::{self, Members};
@@ -32,28 +33,6 @@ const CLASSES: [&str; 8] = [
     "webhook",
 ];
 
-/// How a waiting delivery is woken; derived, never on a policy itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CarrierClass {
-    /// Fan-out without acknowledgement.
-    Topic,
-    /// One worker gets it.
-    Queue,
-    /// Retained, in order per key.
-    Stream,
-}
-
-impl CarrierClass {
-    /// The word that operators see.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Topic => "TOPIC",
-            Self::Queue => "QUEUE",
-            Self::Stream => "STREAM",
-        }
-    }
-}
-
 /// How often a delivery may leave the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Semantics {
@@ -67,7 +46,7 @@ pub enum Semantics {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     document: String,
-    class: CarrierClass,
+    intent: Intent,
     semantics: Semantics,
     key: Option<String>,
     without_effect: Vec<&'static str>,
@@ -77,7 +56,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             document: DEFAULT_POLICY.to_owned(),
-            class: CarrierClass::Queue,
+            intent: Intent::DEFAULT,
             semantics: Semantics::AtLeastOnce,
             key: None,
             without_effect: Vec::new(),
@@ -93,8 +72,8 @@ impl Policy {
             return Err(vec![FieldError::new("/", "the policy must be an object")]);
         };
         reader.closed("", &members, &MEMBERS);
-        let class = reader.word("", &members, "class", &CLASSES, Presence::Required);
-        let durability = reader.word(
+        reader.word("", &members, "class", &CLASSES, Presence::Required);
+        reader.word(
             "",
             &members,
             "durability",
@@ -142,22 +121,27 @@ impl Policy {
         if !reader.errors.is_empty() {
             return Err(reader.errors);
         }
+        let is_given = |path: &&str| match path.split_once('.') {
+            None => members.get(path).is_some(),
+            Some((member, inner)) => members
+                .get(member)
+                .and_then(|value| Members::parse(value.get())?.get(inner).map(|_| ()))
+                .is_some(),
+        };
+        let without_effect = WITHOUT_EFFECT.into_iter().filter(is_given).collect();
+        let document = json::compact(text);
+        // It was read above; what placement cannot read of it is a number that no double holds.
+        let intent = Intent::parse(&document)
+            .map_err(|error| vec![FieldError::new("/", format!("the policy cannot be placed: {error}"))])?;
         Ok(Self {
-            document: json::compact(text),
-            class: match (durability, class) {
-                (Some("required"), _) if key.is_some() => CarrierClass::Stream,
-                (_, Some("realtime_ephemeral")) => CarrierClass::Topic,
-                _ => CarrierClass::Queue,
-            },
+            document,
+            intent,
             semantics: match semantics {
                 Some("at_most_once") => Semantics::AtMostOnce,
                 _ => Semantics::AtLeastOnce,
             },
             key,
-            without_effect: WITHOUT_EFFECT
-                .into_iter()
-                .filter(|name| members.get(name).is_some())
-                .collect(),
+            without_effect,
         })
     }
 
@@ -167,8 +151,13 @@ impl Policy {
     }
 
     /// How its deliveries are woken.
-    pub fn carrier_class(&self) -> CarrierClass {
-        self.class
+    pub fn carrier_class(&self) -> Class {
+        self.intent.class
+    }
+
+    /// What it asks of placement.
+    pub fn intent(&self) -> &Intent {
+        &self.intent
     }
 
     /// How often its deliveries may leave the process.
@@ -199,12 +188,17 @@ impl Policy {
         let key = named
             .filter(|value| !value.is_empty())
             .unwrap_or_else(|| subject_key(envelope));
-        // Text in PostgreSQL holds no NUL, and a payload may.
-        Some(if key.chars().count() > KEY_CHARS_MAX || key.contains('\0') {
-            format!("sha256:{}", hex::encode(sha2::Sha256::digest(key.as_bytes())))
-        } else {
-            key
-        })
+        Some(bounded_key(key))
+    }
+}
+
+/// A key as it is kept: one that is too long is its digest. Text in PostgreSQL holds no NUL, and a payload may.
+pub fn bounded_key(key: impl Into<String>) -> String {
+    let key = key.into();
+    if key.chars().count() > KEY_CHARS_MAX || key.contains('\0') {
+        format!("sha256:{}", hex::encode(sha2::Sha256::digest(key.as_bytes())))
+    } else {
+        key
     }
 }
 
@@ -275,9 +269,9 @@ const MEMBERS: [&str; 10] = [
 ];
 /// Members that this version keeps and does not act on.
 const WITHOUT_EFFECT: [&str; 6] = [
-    "latency",
+    "latency.target_p95_ms",
     "retention",
-    "routing",
+    "routing.multi_provider",
     "batching",
     "residency",
     "max_payload_bytes",
@@ -414,17 +408,24 @@ pub struct Rule {
     pub pattern: TopicPattern,
     /// What it says.
     pub policy: Policy,
-    /// How often it was written.
-    pub revision: i32,
+    /// Its pattern and how often it was written.
+    pub key: PolicyKey,
 }
 
 /// Every policy, ready to be asked for a type.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Policies {
     exact: HashMap<String, Rule>,
     /// Most specific first.
     wildcards: Vec<Rule>,
     default: Policy,
+    default_key: PolicyKey,
+}
+
+impl Default for Policies {
+    fn default() -> Self {
+        Self::new(Vec::new())
+    }
 }
 
 impl Policies {
@@ -446,6 +447,7 @@ impl Policies {
             exact,
             wildcards,
             default: Policy::default(),
+            default_key: PolicyKey::new(None, 0),
         }
     }
 
@@ -459,7 +461,13 @@ impl Policies {
 
     /// What is in force for a type.
     pub fn policy(&self, event_type: &str) -> &Policy {
-        self.rule(event_type).map_or(&self.default, |rule| &rule.policy)
+        self.in_force(event_type).1
+    }
+
+    /// What is in force for a type, and its name.
+    pub fn in_force(&self, event_type: &str) -> (&PolicyKey, &Policy) {
+        self.rule(event_type)
+            .map_or((&self.default_key, &self.default), |rule| (&rule.key, &rule.policy))
     }
 }
 
@@ -497,9 +505,9 @@ mod tests {
             (
                 name,
                 if name == "realtime_ephemeral" {
-                    CarrierClass::Topic
+                    Class::Topic
                 } else {
-                    CarrierClass::Queue
+                    Class::Queue
                 },
             )
         }) {
@@ -509,7 +517,7 @@ mod tests {
                 ))
             };
             assert_eq!(with("required", ""), plain, "{name}");
-            assert_eq!(with("required", ordered), CarrierClass::Stream, "{name}");
+            assert_eq!(with("required", ordered), Class::Stream, "{name}");
             assert_eq!(with("optional", ordered), plain, "{name}");
             assert_eq!(
                 with("required", r#","ordering":{"scope":"key","key":""}"#),
@@ -631,7 +639,7 @@ mod tests {
         let rule = |pattern: &str| Rule {
             pattern: TopicPattern::parse(pattern).expect("a pattern"),
             policy: Policy::default(),
-            revision: 1,
+            key: PolicyKey::new(Some(pattern), 1),
         };
         let patterns = [
             "live.t.order.exact",
@@ -655,7 +663,9 @@ mod tests {
 
     #[test]
     fn what_has_no_effect_is_named() {
-        let policy = policy(r#","latency":{"maximum_p95_ms":5},"max_payload_bytes":100"#);
-        assert_eq!(policy.without_effect(), ["latency", "max_payload_bytes"]);
+        let policy = policy(
+            r#","latency":{"maximum_p95_ms":5,"target_p95_ms":2},"routing":{"objective":"cheapest"},"max_payload_bytes":100"#,
+        );
+        assert_eq!(policy.without_effect(), ["latency.target_p95_ms", "max_payload_bytes"]);
     }
 }

@@ -7,6 +7,8 @@ use axum::middleware::map_response;
 use axum::routing::{MethodRouter, delete, get, patch, post, put};
 
 use crate::domain::endpoint::HostRules;
+use crate::domain::ids::SubscriptionId;
+use crate::fabric::Fabric;
 use crate::identity::Verifier;
 use crate::identity::limits::Limits;
 use crate::problem::ApiError;
@@ -14,7 +16,10 @@ use crate::publish::{Publisher, Rules};
 use crate::store::{SharedStore, StoreError};
 
 use super::room::Rooms;
-use super::{checkpoints, deliveries, events, policies, publish, subscriptions};
+use super::{carriers, checkpoints, deliveries, events, placement, policies, publish, subscriptions};
+
+/// Told that subscriptions may have work. Must not block.
+pub type Ring = Arc<dyn Fn(&[SubscriptionId]) + Send + Sync>;
 
 /// What the routes work with; the composition root builds it.
 pub struct Api {
@@ -35,7 +40,9 @@ pub struct Api {
     /// How many subscriptions a consumer may hold.
     pub subscriptions_max: i64,
     /// Told that a subscription may have work.
-    pub wake: crate::publish::Ring,
+    pub wake: Ring,
+    /// How deliveries are woken.
+    pub fabric: Arc<Fabric>,
 }
 
 /// One route of the API.
@@ -50,7 +57,7 @@ pub struct Route {
 
 /// Every route under `/api/v1`, in one place so that a test can walk them all. Each handler names its capability in its
 /// arguments (`Caller<…>`), so none can forget it.
-pub const ROUTES: [Route; 19] = [
+pub const ROUTES: [Route; 23] = [
     route("GET", "/api/v1/events", || get(events::pull)),
     route("POST", "/api/v1/events", || post(publish::publish)),
     route("GET", "/api/v1/events/{id}", || get(events::by_id)),
@@ -78,6 +85,14 @@ pub const ROUTES: [Route; 19] = [
     route("DELETE", "/api/v1/delivery-policies/{pattern}", || {
         delete(policies::delete)
     }),
+    route("GET", "/api/v1/placement", || get(placement::explain)),
+    route(
+        "GET",
+        "/api/v1/placement/deliveries/{event_id}/{subscription_id}",
+        || get(placement::of_delivery),
+    ),
+    route("GET", "/api/v1/carriers", || get(carriers::list)),
+    route("PUT", "/api/v1/carriers/{id}", || put(carriers::switch)),
 ];
 
 const fn route(method: &'static str, path: &'static str, handler: fn() -> MethodRouter<Arc<Api>>) -> Route {

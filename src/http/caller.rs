@@ -71,6 +71,12 @@ authorities! {
     ReadPolicy: DeliveryAdmin, DeliveryPolicyRead;
     /// Writing or removing a policy.
     WritePolicy: DeliveryAdmin, DeliveryPolicyWrite;
+    /// How deliveries are woken, and why.
+    ReadPlacement: DeliveryAdmin, PlacementRead;
+    /// How the carriers stand.
+    ListCarriers: DeliveryAdmin, CarrierList;
+    /// Switching a carrier off or on.
+    SwitchCarrier: DeliveryAdmin, CarrierSwitch;
 }
 
 /// A caller that holds the capability and is within its limit.

@@ -82,9 +82,9 @@ pub(super) async fn resolve(
     let resolved = Resolved {
         event_type,
         pattern: rule.map(|rule| rule.pattern.as_str().to_owned()),
-        revision: rule.map_or(0, |rule| rule.revision),
+        revision: rule.map_or(0, |rule| rule.key.revision()),
         policy: raw(rule.map_or(DEFAULT_POLICY, |_| policy.document()))?,
-        carrier_class: policy.carrier_class().as_str(),
+        carrier_class: policy.carrier_class().label(),
     };
     Ok(json(StatusCode::OK, &resolved))
 }
@@ -140,7 +140,7 @@ fn view(stored: StoredPolicy, warnings: Vec<String>) -> Result<PolicyView, ApiEr
         revision: stored.revision,
         updated_at: stored.updated_at,
         updated_by: stored.updated_by,
-        carrier_class: stored.policy.carrier_class().as_str(),
+        carrier_class: stored.policy.carrier_class().label(),
         warnings,
     })
 }

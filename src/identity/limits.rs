@@ -33,6 +33,12 @@ pub enum Limit {
     DeliveryPolicyRead,
     /// Writing and removing delivery policies.
     DeliveryPolicyWrite,
+    /// How deliveries are woken, and why.
+    PlacementRead,
+    /// How the carriers stand.
+    CarrierList,
+    /// Switching carriers.
+    CarrierSwitch,
     /// Making subscriptions.
     SubscriptionCreate,
     /// Lists of subscriptions.
@@ -90,7 +96,9 @@ pub struct Exceeded {
 
 impl Limit {
     /// Every limit, ordered by id.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
+        Self::CarrierList,
+        Self::CarrierSwitch,
         Self::CheckpointRead,
         Self::CheckpointWrite,
         Self::DeliveryPolicyList,
@@ -102,6 +110,7 @@ impl Limit {
         Self::EventPublish,
         Self::EventPull,
         Self::EventRead,
+        Self::PlacementRead,
         Self::SubscriptionCreate,
         Self::SubscriptionList,
         Self::SubscriptionRead,
@@ -122,6 +131,9 @@ impl Limit {
             Self::DeliveryPolicyList => "events.delivery-policy.list",
             Self::DeliveryPolicyRead => "events.delivery-policy.read",
             Self::DeliveryPolicyWrite => "events.delivery-policy.write",
+            Self::PlacementRead => "events.placement.read",
+            Self::CarrierList => "events.carrier.list",
+            Self::CarrierSwitch => "events.carrier.switch",
             Self::EventPull => "events.event.pull",
             Self::EventRead => "events.event.read",
             Self::SubscriptionCreate => "events.subscription.create",
@@ -140,6 +152,7 @@ impl Limit {
             Self::SubscriptionCreate
             | Self::SubscriptionToggle
             | Self::SubscriptionUpdate
+            | Self::CarrierSwitch
             | Self::DeliveryPolicyWrite => (30, 300),
             Self::SubscriptionRotate => (10, 100),
             Self::DeliveryReplay | Self::DeliverySkip => (6, 60),
@@ -148,6 +161,8 @@ impl Limit {
             | Self::DeliveryPolicyRead
             | Self::DeliveryList
             | Self::EventRead
+            | Self::PlacementRead
+            | Self::CarrierList
             | Self::SubscriptionList
             | Self::SubscriptionRead => return None,
         };

@@ -4,9 +4,10 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::domain::cursor::Cursor;
-use crate::domain::ids::SubscriptionId;
+use crate::domain::ids::{EventId, SubscriptionId};
 use crate::domain::policy::Semantics;
-use crate::store::{KnownEvent, LoopKey, NewDelivery, NewEvent, Store, StoreError, View};
+use crate::fabric::{Fabric, Placed, Rung};
+use crate::store::{KnownEvent, LoopKey, NewDelivery, NewEvent, Store, StoreError, Stored, View};
 
 use super::decide::{Decision, Ledger, loop_key};
 use super::request::Prepared;
@@ -16,33 +17,74 @@ use super::{PublishError, PublishRequest, Published};
 pub(super) struct Done {
     /// One answer per request, in their order.
     pub(super) answers: Vec<Result<Vec<Published>, PublishError>>,
-    /// The subscriptions that got work.
-    pub(super) subscriptions: Vec<SubscriptionId>,
+    /// What got work.
+    work: Vec<Work>,
+    placed: Placed,
+}
+
+/// A subscription that got work, and how it is woken.
+struct Work {
+    subscription_id: SubscriptionId,
+    /// The newest of its events.
+    event_id: EventId,
+    /// A place in the group's choices.
+    choice: usize,
+    pinned: Option<String>,
+}
+
+impl Done {
+    /// The subscriptions that got work; one may stand here twice.
+    pub(super) fn subscriptions(&self) -> impl Iterator<Item = SubscriptionId> {
+        self.work.iter().map(|work| work.subscription_id.clone())
+    }
+
+    /// Says to the fabric what was committed.
+    pub(super) fn ring(self, fabric: &Fabric) {
+        let rung: Vec<Rung<'_>> = self
+            .work
+            .iter()
+            .map(|work| Rung {
+                event_id: &work.event_id,
+                subscription_id: &work.subscription_id,
+                choice: self.placed.choice(work.choice),
+                pinned: work.pinned.as_deref(),
+            })
+            .collect();
+        fabric.ring(&rung);
+        fabric.committed(self.placed);
+    }
 }
 
 /// Decides and stores a group. Every transaction is opened, used and closed here; a failure leaves nothing of it behind.
-pub(super) async fn run(store: &Store, requests: &[&PublishRequest], max_hops: i32) -> Result<Done, StoreError> {
+pub(super) async fn run(
+    store: &Store,
+    fabric: &Fabric,
+    requests: &[&PublishRequest],
+    max_hops: i32,
+) -> Result<Done, StoreError> {
     let view = store.view();
-    let plans = plan(requests, &view);
-    if stand_alone(requests) {
+    let plans = Plans::of(requests, &view, fabric);
+    if stand_alone(requests) && plans.placed.is_recorded() {
         let all: Vec<Result<Vec<Decision>, PublishError>> = requests
             .iter()
             .map(|request| Ok(vec![Decision::Store { hops: 1 }; request.events.len()]))
             .collect();
-        let (events, deliveries) = rows(requests, &all, &plans, &view);
+        let rows = Rows::of(requests, &all, &plans, &view);
         let guarded: Vec<bool> = requests
             .iter()
             .flat_map(|request| &request.events)
             .map(|event| event.guarded)
             .collect();
         let stored = store
-            .publish_at_once(view.version, max_hops, &guarded, &events, &deliveries)
+            .publish_at_once(view.version, max_hops, &guarded, &rows.events, &rows.deliveries)
             .await?;
-        if let Some(first) = stored {
-            return Ok(done(requests, all, &events, &deliveries, first, view.epoch));
+        if let Some(stored) = stored {
+            let (answers, work) = done(requests, all, &rows, &stored, view.epoch);
+            let placed = plans.placed;
+            return Ok(Done { answers, work, placed });
         }
     }
-    decide(store, requests, max_hops, view, plans).await
+    decide(store, fabric, requests, max_hops, view, plans).await
 }
 
 /// Whether no request has a say in what happens to another of the group: no id stands in it twice, and no trace that the
@@ -61,10 +103,11 @@ fn stand_alone(requests: &[&PublishRequest]) -> bool {
 /// Looks at what is stored, decides each request alone, and stores what is new.
 async fn decide(
     store: &Store,
+    fabric: &Fabric,
     requests: &[&PublishRequest],
     max_hops: i32,
     mut view: Arc<View>,
-    mut plans: Vec<Vec<Plan>>,
+    mut plans: Plans,
 ) -> Result<Done, StoreError> {
     let ids: BTreeSet<&str> = requests
         .iter()
@@ -82,57 +125,80 @@ async fn decide(
 
     if !Arc::ptr_eq(&view, &group.view) {
         view = Arc::clone(&group.view);
-        plans = plan(requests, &view);
+        plans = Plans::of(requests, &view, fabric);
     }
-    let (events, deliveries) = rows(requests, &decisions, &plans, &view);
-    let first = group.store(&events, &deliveries).await?;
+    if !plans.placed.is_recorded() {
+        // A decision is put on record with the first delivery that is made under it.
+        let used = Rows::of(requests, &decisions, &plans, &view).choices;
+        plans.placed.keep(&used.into_iter().collect());
+        let ids = group.record_placements(&plans.placed.unrecorded()).await?;
+        plans.placed.recorded(&ids);
+    }
+    let rows = Rows::of(requests, &decisions, &plans, &view);
+    let stored = group.store(&rows.events, &rows.deliveries).await?;
     group.commit().await?;
-    Ok(done(requests, decisions, &events, &deliveries, first, view.epoch))
+    let (answers, work) = done(requests, decisions, &rows, &stored, view.epoch);
+    let placed = plans.placed;
+    Ok(Done { answers, work, placed })
 }
 
 /// What is stored for the events that are new.
-fn rows<'a>(
-    requests: &[&'a PublishRequest],
-    decisions: &[Result<Vec<Decision>, PublishError>],
-    plans: &'a [Vec<Plan>],
-    view: &'a View,
-) -> (Vec<NewEvent<'a>>, Vec<NewDelivery<'a>>) {
-    let mut events = Vec::new();
-    let mut deliveries = Vec::new();
-    for ((request, decided), plans) in requests.iter().zip(decisions).zip(plans) {
-        let Ok(decided) = decided else { continue };
-        for ((event, decision), plan) in request.events.iter().zip(decided).zip(plans) {
-            let Decision::Store { hops } = *decision else { continue };
-            deliveries.extend(plan.subscribers.iter().map(|&index| NewDelivery {
-                event: events.len(),
-                subscription_id: &view.subscribers()[index].id,
-                ordering_key: plan.ordering_key.as_deref(),
-                at_most_once: plan.at_most_once,
-            }));
-            events.push(NewEvent {
-                envelope: &event.envelope,
-                hops,
-                publisher: &request.publisher,
-                request_id: &request.request_id,
-            });
-        }
-    }
-    (events, deliveries)
+#[derive(Default)]
+struct Rows<'a> {
+    events: Vec<NewEvent<'a>>,
+    deliveries: Vec<NewDelivery<'a>>,
+    /// How each delivery is woken, as a place among the choices.
+    choices: Vec<usize>,
 }
 
-/// What a committed group answers; `first` is where its first new event stands.
+impl<'a> Rows<'a> {
+    fn of(
+        requests: &[&'a PublishRequest],
+        decisions: &[Result<Vec<Decision>, PublishError>],
+        plans: &'a Plans,
+        view: &'a View,
+    ) -> Self {
+        let mut rows = Self::default();
+        for ((request, decided), of_events) in requests.iter().zip(decisions).zip(&plans.of_requests) {
+            let Ok(decided) = decided else { continue };
+            for ((event, decision), plan) in request.events.iter().zip(decided).zip(of_events) {
+                let Decision::Store { hops } = *decision else { continue };
+                if let Some(choice) = plan.choice {
+                    let placed = plans.placed.choice(choice);
+                    rows.choices.extend(plan.subscribers.iter().map(|_| choice));
+                    rows.deliveries.extend(plan.subscribers.iter().map(|&index| NewDelivery {
+                        event: rows.events.len(),
+                        subscription_id: &view.subscribers()[index].id,
+                        ordering_key: plan.ordering_key.as_deref(),
+                        at_most_once: plan.at_most_once,
+                        carrier: &placed.carrier,
+                        placement_id: placed.placement_id,
+                    }));
+                }
+                rows.events.push(NewEvent {
+                    envelope: &event.envelope,
+                    hops,
+                    publisher: &request.publisher,
+                    request_id: &request.request_id,
+                });
+            }
+        }
+        rows
+    }
+}
+
+/// What a committed group answers, and what got work.
 fn done(
     requests: &[&PublishRequest],
     decisions: Vec<Result<Vec<Decision>, PublishError>>,
-    events: &[NewEvent<'_>],
-    deliveries: &[NewDelivery<'_>],
-    first: i64,
+    rows: &Rows<'_>,
+    stored: &Stored,
     epoch: i64,
-) -> Done {
-    let subscriptions: HashSet<&SubscriptionId> = deliveries.iter().map(|delivery| delivery.subscription_id).collect();
-    let positions: HashMap<&str, i64> = events
+) -> (Vec<Result<Vec<Published>, PublishError>>, Vec<Work>) {
+    let positions: HashMap<&str, i64> = rows
+        .events
         .iter()
-        .zip(first..)
+        .zip(stored.first..)
         .map(|(event, position)| (event.envelope.event_id.as_str(), position))
         .collect();
     let answers = requests
@@ -140,10 +206,20 @@ fn done(
         .zip(decisions)
         .map(|(request, decided)| decided.map(|decided| answer(request, &decided, &positions, epoch)))
         .collect();
-    Done {
-        answers,
-        subscriptions: subscriptions.into_iter().cloned().collect(),
+    // One for each way a subscription is woken, with its newest event.
+    let mut newest: HashMap<(&SubscriptionId, usize, Option<&str>), &EventId> = HashMap::new();
+    for (index, (delivery, choice)) in rows.deliveries.iter().zip(&rows.choices).enumerate() {
+        let pinned = stored.pinned(index);
+        let event_id = &rows.events[delivery.event].envelope.event_id;
+        newest.insert((delivery.subscription_id, *choice, pinned), event_id);
     }
+    let work = newest.into_iter().map(|((subscription_id, choice, pinned), event_id)| Work {
+        subscription_id: subscription_id.clone(),
+        event_id: event_id.clone(),
+        choice,
+        pinned: pinned.map(str::to_owned),
+    });
+    (answers, work.collect())
 }
 
 /// How one event is carried.
@@ -153,27 +229,38 @@ struct Plan {
     /// The key in whose order it is delivered.
     ordering_key: Option<String>,
     at_most_once: bool,
+    /// How its deliveries are woken, as a place among the choices; none where nobody receives it.
+    choice: Option<usize>,
 }
 
-/// The plan of each event of each request. What nobody receives needs no key.
-fn plan(requests: &[&PublishRequest], view: &View) -> Vec<Vec<Plan>> {
-    let of_event = |event: &Prepared| {
-        let subscribers: Vec<usize> = view.matching(&event.envelope.event_type).collect();
-        let policy = view.policies.policy(&event.envelope.event_type);
-        Plan {
-            ordering_key: if subscribers.is_empty() {
-                None
-            } else {
-                policy.ordering_key(&event.envelope)
-            },
-            at_most_once: policy.semantics() == Semantics::AtMostOnce,
-            subscribers,
-        }
-    };
-    requests
-        .iter()
-        .map(|request| request.events.iter().map(of_event).collect())
-        .collect()
+/// The plans of a group.
+struct Plans {
+    /// Of each event of each request.
+    of_requests: Vec<Vec<Plan>>,
+    placed: Placed,
+}
+
+impl Plans {
+    /// What nobody receives needs neither a key nor a carrier.
+    fn of(requests: &[&PublishRequest], view: &View, fabric: &Fabric) -> Self {
+        let mut placed = Placed::default();
+        let mut of_event = |event: &Prepared| {
+            let subscribers: Vec<usize> = view.matching(&event.envelope.event_type).collect();
+            let (policy_key, policy) = view.policies.in_force(&event.envelope.event_type);
+            let received = !subscribers.is_empty();
+            Plan {
+                ordering_key: received.then(|| policy.ordering_key(&event.envelope)).flatten(),
+                at_most_once: policy.semantics() == Semantics::AtMostOnce,
+                choice: received.then(|| fabric.place(&mut placed, policy_key, policy.intent())),
+                subscribers,
+            }
+        };
+        let of_requests = requests
+            .iter()
+            .map(|request| request.events.iter().map(&mut of_event).collect())
+            .collect();
+        Self { of_requests, placed }
+    }
 }
 
 /// What the loop guard must look up: events that are new and name a trace of their own. A trace that the server made for

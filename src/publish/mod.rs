@@ -16,8 +16,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::delivery::Wake;
 use crate::domain::cursor::Cursor;
-use crate::domain::ids::{EventId, SubscriptionId};
+use crate::domain::ids::EventId;
+use crate::fabric::Fabric;
 use crate::store::{SharedStore, StoreError, answered};
 
 pub use request::{ItemFault, PublishRequest, RequestFault, Rules};
@@ -80,9 +82,6 @@ impl From<&StoreError> for PublishError {
     }
 }
 
-/// Told after a commit which subscriptions got work. Must not block.
-pub type Ring = Arc<dyn Fn(&[SubscriptionId]) + Send + Sync>;
-
 type Answer = Result<Vec<Published>, PublishError>;
 
 /// A request in the queue, with what it holds while it waits.
@@ -105,12 +104,19 @@ impl Publisher {
     pub fn start(
         store: SharedStore,
         max_hops: i32,
-        ring: Ring,
+        fabric: Arc<Fabric>,
+        wake: Wake,
         stop: CancellationToken,
     ) -> (Self, tokio::task::JoinHandle<()>) {
         let (queue, waiting) = mpsc::channel(WAITING_REQUESTS_MAX);
         let room = Arc::new(Semaphore::new(WAITING_KIB_MAX as usize));
-        let task = tokio::spawn(run(store, max_hops, ring, waiting, stop));
+        let groups = Groups {
+            store,
+            max_hops,
+            fabric,
+            wake,
+        };
+        let task = tokio::spawn(groups.run(waiting, stop));
         (Self { queue, room }, task)
     }
 
@@ -136,39 +142,86 @@ impl Publisher {
     }
 }
 
-/// Takes what waits, group by group.
-async fn run(
+/// What groups are run with.
+struct Groups {
     store: SharedStore,
     max_hops: i32,
-    ring: Ring,
-    mut queue: mpsc::Receiver<Waiting>,
-    stop: CancellationToken,
-) {
-    let mut carried = None;
-    loop {
-        let first = match carried.take() {
-            Some(waiting) => waiting,
-            None => tokio::select! {
-                biased;
-                next = queue.recv() => match next {
-                    Some(waiting) => waiting,
-                    None => return,
-                },
-                () = stop.cancelled() => {
-                    // No request is accepted any more; those that are already here are still stored.
-                    queue.close();
-                    match queue.recv().await {
+    fabric: Arc<Fabric>,
+    wake: Wake,
+}
+
+impl Groups {
+    /// Takes what waits, group by group.
+    async fn run(self, mut queue: mpsc::Receiver<Waiting>, stop: CancellationToken) {
+        let mut carried = None;
+        loop {
+            let first = match carried.take() {
+                Some(waiting) => waiting,
+                None => tokio::select! {
+                    biased;
+                    next = queue.recv() => match next {
                         Some(waiting) => waiting,
                         None => return,
+                    },
+                    () = stop.cancelled() => {
+                        // No request is accepted any more; those that are already here are still stored.
+                        queue.close();
+                        match queue.recv().await {
+                            Some(waiting) => waiting,
+                            None => return,
+                        }
                     }
+                },
+            };
+            let group;
+            (group, carried) = gather(first, &mut queue);
+            let group: Vec<Waiting> = group.into_iter().filter_map(still_wanted).collect();
+            if !group.is_empty() {
+                self.commit(group).await;
+            }
+        }
+    }
+
+    /// Runs a group and answers its requests. One that fails for a reason of its own is run again request by request, so
+    /// that one request cannot spoil the answer of another.
+    async fn commit(&self, group: Vec<Waiting>) {
+        let requests: Vec<&PublishRequest> = group.iter().map(|waiting| &waiting.request).collect();
+        let running = AssertUnwindSafe(answered(group::run(&self.store, &self.fabric, &requests, self.max_hops))).catch_unwind();
+        let error = match running.await {
+            Ok(Ok(mut done)) => {
+                for (waiting, answer) in group.into_iter().zip(done.answers.drain(..)) {
+                    let _ = waiting.answer.send(answer);
                 }
-            },
+                self.wake.subscriptions(done.subscriptions());
+                done.ring(&self.fabric);
+                return;
+            }
+            // Where no answer came, whether it was committed is unknown; the ids tell a producer that tries again.
+            Ok(Err(error)) => error,
+            Err(_panic) => {
+                tracing::error!(requests = group.len(), "a publish group failed by a defect");
+                refuse(group, PublishError::Internal);
+                return;
+            }
         };
-        let group;
-        (group, carried) = gather(first, &mut queue);
-        let group: Vec<Waiting> = group.into_iter().filter_map(still_wanted).collect();
-        if !group.is_empty() {
-            commit(&store, max_hops, &ring, group).await;
+        if group.len() == 1 || error.is_outage() {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                requests = group.len(),
+                "a publish group failed"
+            );
+            refuse(group, PublishError::from(&error));
+            return;
+        }
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            requests = group.len(),
+            "a publish group failed and is run again request by request"
+        );
+        for waiting in group {
+            let Some(waiting) = still_wanted(waiting) else { continue };
+            // Boxed: the same function, one level down and never deeper.
+            Box::pin(self.commit(vec![waiting])).await;
         }
     }
 }
@@ -196,48 +249,6 @@ fn still_wanted(waiting: Waiting) -> Option<Waiting> {
     // The caller may be gone; then nobody reads the refusal.
     let _ = waiting.answer.send(Err(PublishError::Unavailable));
     None
-}
-
-/// Runs a group and answers its requests. One that fails for a reason of its own is run again request by request, so
-/// that one request cannot spoil the answer of another.
-async fn commit(store: &SharedStore, max_hops: i32, ring: &Ring, group: Vec<Waiting>) {
-    let requests: Vec<&PublishRequest> = group.iter().map(|waiting| &waiting.request).collect();
-    let running = AssertUnwindSafe(answered(group::run(store, &requests, max_hops))).catch_unwind();
-    let error = match running.await {
-        Ok(Ok(done)) => {
-            for (waiting, answer) in group.into_iter().zip(done.answers) {
-                let _ = waiting.answer.send(answer);
-            }
-            ring(&done.subscriptions);
-            return;
-        }
-        // Where no answer came, whether it was committed is unknown; the ids tell a producer that tries again.
-        Ok(Err(error)) => error,
-        Err(_panic) => {
-            tracing::error!(requests = group.len(), "a publish group failed by a defect");
-            refuse(group, PublishError::Internal);
-            return;
-        }
-    };
-    if group.len() == 1 || error.is_outage() {
-        tracing::error!(
-            error = &error as &dyn std::error::Error,
-            requests = group.len(),
-            "a publish group failed"
-        );
-        refuse(group, PublishError::from(&error));
-        return;
-    }
-    tracing::warn!(
-        error = &error as &dyn std::error::Error,
-        requests = group.len(),
-        "a publish group failed and is run again request by request"
-    );
-    for waiting in group {
-        let Some(waiting) = still_wanted(waiting) else { continue };
-        // Boxed: the same function, one level down and never deeper.
-        Box::pin(commit(store, max_hops, ring, vec![waiting])).await;
-    }
 }
 
 /// Gives every request of a group the same refusal. A caller may be gone; then nobody reads it.

@@ -5,6 +5,7 @@
 //! protocol". Every statement that several processes may run at once says which of them it follows.
 
 mod at_once;
+mod carriers;
 mod checkpoints;
 mod claims;
 mod counts;
@@ -12,6 +13,7 @@ mod deliveries;
 mod error;
 mod events;
 mod migrate;
+mod placements;
 mod policies;
 mod publish;
 mod replay;
@@ -34,14 +36,16 @@ use sqlx::{Connection, Postgres, Transaction};
 use crate::domain::seal::Sealer;
 
 pub use crate::domain::deliveries::DeliveryCounts;
+pub use carriers::Used;
 pub use checkpoints::Checkpoint;
 pub use claims::{Candidate, Claim, Claimed, Pass};
 pub use deliveries::{DeliveryFilter, DeliveryPage, DeliveryRow};
 pub use error::StoreError;
 pub use events::{Page, PageRequest, Positions, PulledEvent, StoredEvent};
 pub use migrate::migrate;
+pub use placements::{DeliveryPlacement, NewPlacement, StoredPlacement};
 pub use policies::StoredPolicy;
-pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent};
+pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent, Stored};
 pub use replay::{ReplaySelection, Replayed};
 pub use seal::{Resealed, Secrets};
 pub use settle::{Outcome, Settlement};

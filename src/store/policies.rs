@@ -1,6 +1,7 @@
 //! Delivery policies, written by operators. A write takes the counter row (a trigger of the table), so that it is in
 //! force for the next publish anywhere.
 
+use planner::PolicyKey;
 use sqlx::PgConnection;
 
 use crate::domain::policy::{Policies, Policy, Rule};
@@ -96,9 +97,9 @@ impl Store {
     /// The policies for a view. One that cannot be read is left out and named in the log.
     pub(super) async fn policy_rules(&self, connection: &mut PgConnection) -> Result<Policies, StoreError> {
         let rules = self.policies_on(connection).await?.into_iter().map(|stored| Rule {
+            key: PolicyKey::new(Some(stored.pattern.as_str()), stored.revision),
             pattern: stored.pattern,
             policy: stored.policy,
-            revision: stored.revision,
         });
         Ok(Policies::new(rules.collect()))
     }

@@ -3,7 +3,7 @@
 //! The version stands in the counter row. Whoever changes a subscription or the epoch takes that row first, so the
 //! statement that takes a position also tells whether this copy is current.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -42,13 +42,22 @@ pub struct View {
     pub epoch: i64,
     /// How event types are carried.
     pub policies: Policies,
+    /// The carriers that operators switched off.
+    pub switched_off: BTreeSet<String>,
     subscribers: Vec<Subscriber>,
+    ids: HashSet<SubscriptionId>,
     /// Positions in `subscribers` by the literal first segment of the pattern; the empty text for a leading `*`.
     by_first_segment: HashMap<Box<str>, Vec<usize>>,
 }
 
 impl View {
-    fn new(version: i64, epoch: i64, policies: Policies, subscribers: Vec<Subscriber>) -> Self {
+    fn new(
+        version: i64,
+        epoch: i64,
+        policies: Policies,
+        switched_off: BTreeSet<String>,
+        subscribers: Vec<Subscriber>,
+    ) -> Self {
         let mut by_first_segment: HashMap<Box<str>, Vec<usize>> = HashMap::new();
         for (index, subscriber) in subscribers.iter().enumerate() {
             let first = match first_segment(subscriber.pattern.as_str()) {
@@ -61,6 +70,8 @@ impl View {
             version,
             epoch,
             policies,
+            switched_off,
+            ids: subscribers.iter().map(|subscriber| subscriber.id.clone()).collect(),
             subscribers,
             by_first_segment,
         }
@@ -69,6 +80,11 @@ impl View {
     /// The enabled subscriptions, oldest first.
     pub fn subscribers(&self) -> &[Subscriber] {
         &self.subscribers
+    }
+
+    /// Whether this is an enabled subscription.
+    pub fn knows(&self, id: &SubscriptionId) -> bool {
+        self.ids.contains(id)
     }
 
     /// The subscriptions that an event of this type is delivered to, as places in [`View::subscribers`].
@@ -135,6 +151,7 @@ impl Store {
         .fetch_all(self.run(connection))
         .await?;
         let policies = self.policy_rules(connection).await?;
+        let switched_off = self.switched_off(connection).await?;
         let first = rows.first().ok_or(StoreError::Corrupt { what: "store version" })?;
         let (version, epoch) = (first.version, first.epoch);
         let subscribers = rows
@@ -149,7 +166,7 @@ impl Store {
                 Some(Subscriber { id, consumer: consumer.into(), endpoint: endpoint.into(), pattern })
             })
             .collect();
-        let read = Arc::new(View::new(version, epoch, policies, subscribers));
+        let read = Arc::new(View::new(version, epoch, policies, switched_off, subscribers));
         // Two readers may finish in either order; whoever compares next finds the older one and reads again.
         self.view.store(Arc::clone(&read));
         Ok(read)

@@ -1,0 +1,379 @@
+//! What stands around each carrier: its queue, deadlines, breaker, latency, probes and metrics. A carrier's author writes
+//! none of it, and nothing of it ever waits in front of a publisher.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use carriers::{Arrival, Arrivals, Backoff, Descriptor, DynCarrier, Inbound, Probed, Signal};
+use futures_util::FutureExt as _;
+use parking_lot::Mutex;
+use planner::health::{Breaker, BreakerState, Change, LatencyWindow, Permit};
+use planner::{Class, Health, Offer, Text, latency_op};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::telemetry;
+
+use super::pending::Pending;
+
+/// Signals of one round trip.
+const BATCH_MAX: usize = 1000;
+/// Between the beginnings of two round trips, so that signals gather: one goes out at once, a flood as a few.
+const WINDOW: Duration = Duration::from_millis(2);
+/// A carrier that was not used for so long is asked for an answer.
+const IDLE: Duration = Duration::from_secs(1);
+/// How long a broker beside the service may take for one call; one that is slower is as good as gone.
+const DEADLINE: Duration = Duration::from_millis(250);
+/// The same of a carrier that is elsewhere.
+const DEADLINE_FAR: Duration = Duration::from_secs(3);
+/// Things heard that wait to be looked at.
+const ARRIVALS_MAX: usize = 256;
+
+/// Why a carrier is not used, though it could be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Switches {
+    /// The environment leaves it out.
+    pub(super) by_configuration: bool,
+    /// An operator switched it off.
+    pub(super) by_operator: bool,
+}
+
+impl Switches {
+    fn reason(self) -> Option<&'static str> {
+        match self {
+            Self { by_configuration: true, .. } => Some("disabled by configuration"),
+            Self { by_operator: true, .. } => Some("disabled by an operator"),
+            _ => None,
+        }
+    }
+}
+
+/// One carrier and what is known of it.
+pub(super) struct Guard {
+    pub(super) descriptor: &'static Descriptor,
+    carrier: Arc<dyn DynCarrier>,
+    switches: watch::Sender<Switches>,
+    pending: Pending,
+    state: Mutex<State>,
+    /// The zero of the times that breaker and latency are told.
+    zero: Instant,
+    /// It has something to ask when it is idle.
+    answers_probes: AtomicBool,
+}
+
+struct State {
+    breaker: Breaker,
+    /// By class.
+    latency: [LatencyWindow; 3],
+    /// When it last sent or was probed.
+    used_at: Duration,
+    /// Signals sent that are not counted in the store yet.
+    uncounted: u64,
+}
+
+/// How a carrier stands, for operators.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Snapshot {
+    pub(super) health: Health,
+    pub(super) breaker: BreakerState,
+    /// Until an open breaker lets a trial through.
+    pub(super) trial_in: Option<Duration>,
+    /// What is offered for each class it serves, in milliseconds.
+    pub(super) latency_ms: Vec<(Class, f64)>,
+    pub(super) waiting: usize,
+}
+
+impl Guard {
+    pub(super) fn new(
+        descriptor: &'static Descriptor,
+        carrier: Arc<dyn DynCarrier>,
+        switches: Switches,
+        default_latency_ms: f64,
+    ) -> Self {
+        Self {
+            descriptor,
+            carrier,
+            switches: watch::Sender::new(switches),
+            pending: Pending::default(),
+            state: Mutex::new(State {
+                breaker: Breaker::new(),
+                latency: std::array::from_fn(|_| LatencyWindow::new(default_latency_ms)),
+                used_at: Duration::ZERO,
+                uncounted: 0,
+            }),
+            zero: Instant::now(),
+            answers_probes: AtomicBool::new(true),
+        }
+    }
+
+    pub(super) fn id(&self) -> &'static str {
+        self.descriptor.id
+    }
+
+    fn deadline(&self) -> Duration {
+        if self.descriptor.region == "cell" { DEADLINE } else { DEADLINE_FAR }
+    }
+
+    pub(super) fn serves(&self, class: Class) -> bool {
+        self.descriptor.classes.contains(&class)
+    }
+
+    pub(super) fn switches(&self) -> Switches {
+        *self.switches.borrow()
+    }
+
+    /// An operator switches it off or on.
+    pub(super) fn switch(&self, off: bool) {
+        self.switches
+            .send_if_modified(|switches| std::mem::replace(&mut switches.by_operator, off) != off);
+    }
+
+    /// Leaves signals to be sent; they are sent soon or never, and nobody waits for it.
+    pub(super) fn push(&self, class: Class, signals: impl IntoIterator<Item = Signal>) {
+        let dropped = self.pending.push(class, signals);
+        if dropped > 0 {
+            telemetry::carrier_dropped(self.id(), telemetry::Dropped::QueueFull, dropped);
+        }
+    }
+
+    /// Leaves signals to be sent where only they can show that it works again; another carrier has them as well.
+    pub(super) fn try_out(&self, class: Class, signals: impl IntoIterator<Item = Signal>) {
+        let now = self.now();
+        let due = self.state.lock().breaker.state(now) == BreakerState::HalfOpen;
+        if due && !self.answers_probes.load(Ordering::Relaxed) {
+            self.push(class, signals);
+        }
+    }
+
+    /// Whether it may be chosen. Reading it changes nothing.
+    pub(super) fn health(&self) -> Health {
+        if let Some(reason) = self.switches().reason() {
+            return Health::Disabled(Text::Borrowed(reason));
+        }
+        match self.carrier.health() {
+            carriers::Health::Down(reason) => Health::Down(reason.to_string().into()),
+            _ if !self.state.lock().breaker.is_closed() => Health::breaker_open(self.id()),
+            carriers::Health::Degraded(reason) => Health::Degraded(reason.to_string().into()),
+            carriers::Health::Up => Health::Up,
+        }
+    }
+
+    /// What it offers now.
+    pub(super) fn offer(&self) -> Offer {
+        let now = self.now();
+        let state = self.state.lock();
+        let descriptor = self.descriptor;
+        Offer {
+            region: Text::Borrowed(descriptor.region),
+            capabilities: descriptor.capabilities.iter().copied().map(Text::Borrowed).collect(),
+            latency_ms: descriptor
+                .classes
+                .iter()
+                .map(|class| (Text::Borrowed(latency_op(*class)), self.offered_ms(&state, *class, now)))
+                .collect(),
+            ..Offer::of(descriptor.id, descriptor.provider, descriptor.rate_card)
+        }
+    }
+
+    pub(super) fn snapshot(&self) -> Snapshot {
+        let health = self.health();
+        let now = self.now();
+        let state = self.state.lock();
+        let breaker = state.breaker.state(now);
+        let trial_in = match breaker {
+            BreakerState::Open { trial_at } => Some(trial_at.saturating_sub(now)),
+            BreakerState::Closed | BreakerState::HalfOpen => None,
+        };
+        let classes = self.descriptor.classes.iter();
+        Snapshot {
+            health,
+            breaker,
+            trial_in,
+            latency_ms: classes.map(|class| (*class, self.offered_ms(&state, *class, now))).collect(),
+            waiting: self.pending.depth(),
+        }
+    }
+
+    /// Signals sent since the last call.
+    pub(super) fn take_uncounted(&self) -> u64 {
+        std::mem::take(&mut self.state.lock().uncounted)
+    }
+
+    /// Counts signals that were sent; also those that could not be recorded before.
+    pub(super) fn count(&self, operations: u64) {
+        self.state.lock().uncounted += operations;
+    }
+
+    /// The floor promises the wait for its poll: its doorbell is no more than a courtesy.
+    fn offered_ms(&self, state: &State, class: Class, now: Duration) -> f64 {
+        let window = &state.latency[class as usize];
+        if self.id() == planner::FLOOR { window.offered_ms(Duration::MAX) } else { window.offered_ms(now) }
+    }
+
+    fn now(&self) -> Duration {
+        self.zero.elapsed()
+    }
+
+    /// Sends what waits until the stop.
+    pub(super) async fn send(&self, floor: Option<Arc<Guard>>, stop: CancellationToken) {
+        let mut next = Instant::now();
+        while stop.run_until_cancelled(self.pending.rung()).await.is_some() {
+            loop {
+                if stop.run_until_cancelled(sleep_until(next)).await.is_none() {
+                    return;
+                }
+                next = Instant::now() + WINDOW;
+                let batch = self.pending.take(BATCH_MAX);
+                if batch.is_empty() {
+                    break;
+                }
+                for (class, signals) in batch {
+                    if !self.send_batch(class, &signals).await
+                        && let Some(floor) = &floor
+                    {
+                        // Late, but sooner than the poll.
+                        floor.push(class, signals);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Answers whether the far side took them.
+    async fn send_batch(&self, class: Class, signals: &[Signal]) -> bool {
+        let permit = if self.switches().reason().is_some() { None } else { self.permit() };
+        let Some(permit) = permit else {
+            telemetry::carrier_dropped(self.id(), telemetry::Dropped::NotUsable, signals.len() as u64);
+            return false;
+        };
+        let started = Instant::now();
+        let sent = timeout(self.deadline(), self.carrier.signal(class, signals)).await;
+        let took = started.elapsed();
+        let outcome = match sent {
+            Ok(Ok(())) => Ok(Some(took)),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_elapsed) => Err("no answer in time".to_owned()),
+        };
+        let taken = outcome.is_ok();
+        telemetry::carrier_signals(self.id(), class, taken, signals.len() as u64, took);
+        if taken {
+            self.count(signals.len() as u64);
+        }
+        self.ended(permit, class, outcome);
+        taken
+    }
+
+    fn permit(&self) -> Option<Permit> {
+        let now = self.now();
+        self.state.lock().breaker.permit(now)
+    }
+
+    /// Takes in how a call ended: after how long, where it is a sample, or why not.
+    fn ended(&self, permit: Permit, class: Class, outcome: Result<Option<Duration>, String>) {
+        let now = self.now();
+        let mut state = self.state.lock();
+        state.used_at = now;
+        let change = match &outcome {
+            Ok(sample) => {
+                if let Some(sample) = sample {
+                    state.latency[class as usize].record(*sample, now);
+                }
+                state.breaker.succeeded(permit)
+            }
+            Err(_) => state.breaker.failed(permit, now, rand::random()),
+        };
+        drop(state);
+        match change {
+            Some(Change::Opened { pause }) => {
+                let cause = outcome.err().unwrap_or_default();
+                tracing::warn!(carrier = self.id(), "the breaker of {} opened for {pause:?}: {cause}", self.id());
+            }
+            Some(Change::Closed) => tracing::info!(carrier = self.id(), "the breaker of {} closed", self.id()),
+            None => {}
+        }
+    }
+
+    /// Asks an idle carrier for an answer, so that its latency is known and one that was lost can come back.
+    pub(super) async fn probe(&self, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(IDLE / 2);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+            let busy = self.now().saturating_sub(self.state.lock().used_at) < IDLE;
+            let reachable = self.carrier.health().is_usable() && self.switches().reason().is_none();
+            if busy || !reachable {
+                continue;
+            }
+            let Some(permit) = self.permit() else { continue };
+            let started = Instant::now();
+            let outcome = match timeout(self.deadline(), self.carrier.probe()).await {
+                Ok(Ok(Probed::Answered)) => Ok(Some(started.elapsed())),
+                Ok(Ok(Probed::Nothing)) => Ok(None),
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(_elapsed) => Err("no answer in time".to_owned()),
+            };
+            if matches!(outcome, Ok(None)) {
+                // There is nothing to ask, so a breaker's trial must be a signal.
+                self.answers_probes.store(false, Ordering::Relaxed);
+                return;
+            }
+            for class in self.descriptor.classes {
+                if let Ok(Some(sample)) = outcome {
+                    let now = self.now();
+                    self.state.lock().latency[*class as usize].record(sample, now);
+                }
+            }
+            self.ended(permit, self.descriptor.classes[0], outcome.map(|_| None));
+        }
+    }
+
+    /// Keeps the carrier running while it is switched on, and hands what it hears to `heard`.
+    pub(super) async fn run(&self, heard: impl Fn(&Arrival), stop: CancellationToken) {
+        let mut switches = self.switches.subscribe();
+        let mut backoff = Backoff::default();
+        while !stop.is_cancelled() {
+            if switches.borrow_and_update().reason().is_some() {
+                let _ = stop.run_until_cancelled(switches.changed()).await;
+                continue;
+            }
+            let ended = stop.child_token();
+            let (inbound, arrivals) = carriers::channel(ARRIVALS_MAX);
+            let running = self.run_once(inbound, ended.clone());
+            let listening = self.listen(arrivals, &heard);
+            let switched = async {
+                // Whatever it changed to is looked at above.
+                let _ = switches.changed().await;
+                ended.cancel();
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                () = async { tokio::join!(running, listening); } => {}
+                () = switched => {}
+            }
+            if !stop.is_cancelled() && !ended.is_cancelled() {
+                tracing::warn!(carrier = self.id(), "{} ended and is run again", self.id());
+                let _ = stop.run_until_cancelled(tokio::time::sleep(backoff.wait())).await;
+            }
+        }
+    }
+
+    async fn run_once(&self, inbound: Inbound, stop: CancellationToken) {
+        let run = AssertUnwindSafe(self.carrier.run(inbound, stop)).catch_unwind().await;
+        if run.is_err() {
+            tracing::error!(carrier = self.id(), "{} failed by a defect", self.id());
+        }
+    }
+
+    async fn listen(&self, mut arrivals: Arrivals, heard: &impl Fn(&Arrival)) {
+        let mut counted = (0, 0);
+        while let Some(arrival) = arrivals.next().await {
+            heard(&arrival);
+            let counts = (arrivals.dropped(), arrivals.ignored());
+            telemetry::carrier_dropped(self.id(), telemetry::Dropped::Flooded, counts.0 - counted.0);
+            telemetry::carrier_dropped(self.id(), telemetry::Dropped::Strange, counts.1 - counted.1);
+            counted = counts;
+        }
+    }
+}

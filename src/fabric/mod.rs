@@ -1,0 +1,303 @@
+//! The carrier fabric: joins the planner and the carriers to the store. It says which carrier wakes a delivery and why,
+//! signals what was committed, and hands what carriers hear to the dispatcher.
+//!
+//! Nothing here decides an outcome. A signal says "look there", and losing every one of them costs the wait for a poll.
+
+mod explain;
+mod guard;
+mod pending;
+mod placing;
+mod usage;
+
+use std::collections::{BTreeSet, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use carriers::{Arrival, Env, Heard, REGISTRY, Signal};
+use parking_lot::Mutex;
+use planner::{Carrier, Class, FLOOR, Market, RateCards};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::delivery::Wake;
+use crate::domain::ids::{EventId, SubscriptionId};
+use crate::domain::time::Millis;
+use crate::store::SharedStore;
+use crate::telemetry;
+
+use guard::{Guard, Switches};
+use placing::Places;
+use usage::Counts;
+
+pub use explain::{CarrierState, Explained};
+pub use placing::{Choice, Placed};
+
+/// The cards this release comes with.
+const CARDS: &str = include_str!("../../rate-cards/rate-cards.json");
+/// Their name in messages.
+const CARDS_NAME: &str = "rate-cards/rate-cards.json";
+/// How often health, latency and switches are looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// What a signal names in place of an event, where a subscription has work of any kind.
+const ANY_EVENT: &str = "-";
+
+/// How the fabric is set up.
+pub struct FabricSettings<'a> {
+    /// Carriers that may be used.
+    pub enabled: BTreeSet<String>,
+    /// Carriers that must not be.
+    pub disabled: BTreeSet<String>,
+    /// The file of rate cards, instead of our own.
+    pub rate_cards: Option<PathBuf>,
+    /// The interval of the poll, which bounds how late the floor is.
+    pub poll_interval: Duration,
+    /// What carriers are opened with.
+    pub env: Env<'a>,
+    /// The wall clock.
+    pub clock: fn() -> Millis,
+}
+
+/// Why the fabric cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A carrier's variables.
+    #[error("{0}")]
+    Carrier(String),
+    /// The rate cards.
+    #[error("{0}")]
+    Cards(String),
+}
+
+/// The carriers of this process and what is decided with them.
+pub struct Fabric {
+    guards: Vec<Arc<Guard>>,
+    market: ArcSwap<Market>,
+    places: Mutex<Places>,
+    cards: ArcSwap<RateCards>,
+    counts: Counts,
+    /// Where the cards come from.
+    rate_cards: Option<PathBuf>,
+    store: SharedStore,
+    clock: fn() -> Millis,
+}
+
+/// A committed delivery that somebody may be waiting to hear of.
+#[derive(Debug, Clone)]
+pub struct Rung<'a> {
+    /// The event.
+    pub event_id: &'a EventId,
+    /// Who receives it.
+    pub subscription_id: &'a SubscriptionId,
+    /// How it was placed.
+    pub choice: &'a Choice,
+    /// The carrier its key's backlog is on, where that is another one.
+    pub pinned: Option<&'a str>,
+}
+
+impl Fabric {
+    /// Opens the carriers that are configured; none of them connects before [`Fabric::run`].
+    ///
+    /// # Errors
+    /// [`StartError`] where a variable or the rate cards are wrong.
+    pub fn open(settings: &FabricSettings<'_>, store: SharedStore) -> Result<Self, StartError> {
+        let mut guards = Vec::new();
+        for descriptor in REGISTRY {
+            let Some(carrier) = (descriptor.open)(&settings.env).map_err(StartError::Carrier)? else {
+                continue;
+            };
+            let off = !settings.enabled.contains(descriptor.id) || settings.disabled.contains(descriptor.id);
+            let switches = Switches {
+                by_configuration: off,
+                by_operator: false,
+            };
+            let default_ms = match descriptor.id {
+                FLOOR => (settings.poll_interval.as_secs_f64() * 500.0).max(1.0),
+                _ => descriptor.default_latency_ms,
+            };
+            guards.push(Arc::new(Guard::new(descriptor, carrier, switches, default_ms)));
+        }
+        let now = (settings.clock)();
+        let cards = Arc::new(read_cards(settings.rate_cards.as_ref(), now).map_err(StartError::Cards)?);
+        let counts = Counts::new(now);
+        let market = Market::new(carriers_of(&guards), Arc::clone(&cards), counts.states(now), now.0);
+        Ok(Self {
+            guards,
+            market: ArcSwap::from_pointee(market),
+            places: Mutex::default(),
+            cards: ArcSwap::new(cards),
+            counts,
+            rate_cards: settings.rate_cards.clone(),
+            store,
+            clock: settings.clock,
+        })
+    }
+
+    /// Starts every carrier by itself, and what watches over them, until the stop.
+    pub fn run(self: &Arc<Self>, wake: &Wake, tasks: &TaskTracker, stop: &CancellationToken) {
+        let floor = self.guard(FLOOR);
+        for guard in &self.guards {
+            if guard.switches().by_configuration {
+                continue;
+            }
+            let (guard, stop) = (Arc::clone(guard), stop.clone());
+            let heard = {
+                let (store, wake) = (Arc::clone(&self.store), wake.clone());
+                move |arrival: &Arrival| hear(&store, &wake, arrival)
+            };
+            let under = floor.filter(|_| guard.id() != FLOOR).cloned();
+            tasks.spawn({
+                let (guard, stop) = (Arc::clone(&guard), stop.clone());
+                async move { guard.run(heard, stop).await }
+            });
+            tasks.spawn({
+                let (guard, stop) = (Arc::clone(&guard), stop.clone());
+                async move { guard.send(under, stop).await }
+            });
+            tasks.spawn(async move { guard.probe(stop).await });
+        }
+        let (fabric, ended) = (Arc::clone(self), stop.clone());
+        tasks.spawn(async move { fabric.look(ended).await });
+        let (fabric, ended) = (Arc::clone(self), stop.clone());
+        tasks.spawn(async move { fabric.count(ended).await });
+    }
+
+    /// Says what was committed to the carriers it was placed on. It waits for nothing.
+    pub fn ring(&self, rung: &[Rung<'_>]) {
+        let signal = |rung: &Rung<'_>| Signal {
+            event_id: rung.event_id.to_string(),
+            subscription_id: Some(rung.subscription_id.to_string()),
+        };
+        let mut seen: HashSet<(Class, &str)> = HashSet::new();
+        for first in rung {
+            let carrier = first.pinned.unwrap_or(&first.choice.carrier);
+            if !seen.insert((first.choice.class, carrier)) {
+                continue;
+            }
+            let same = |other: &&Rung<'_>| {
+                other.choice.class == first.choice.class && other.pinned.unwrap_or(&other.choice.carrier) == carrier
+            };
+            let signals = || rung.iter().filter(same).map(signal);
+            let Some(guard) = self.route(first.choice.class, carrier, &first.choice.route) else {
+                continue;
+            };
+            guard.push(first.choice.class, signals());
+            if guard.id() != carrier
+                && let Some(own) = self.guard(carrier)
+            {
+                own.try_out(first.choice.class, signals());
+            }
+        }
+    }
+
+    /// Says that subscriptions have work of any kind: replayed, enabled again, or more at a time.
+    pub fn work(&self, subscriptions: &[SubscriptionId]) {
+        let market = self.market.load();
+        let now = (self.clock)();
+        let decision = planner::decide(&planner::Intent::DEFAULT, &market, None, now.0);
+        let signals = subscriptions.iter().map(|id| Signal {
+            event_id: ANY_EVENT.to_owned(),
+            subscription_id: Some(id.to_string()),
+        });
+        if let Some(guard) = self.guard(&decision.route) {
+            guard.push(Class::Queue, signals);
+        }
+    }
+
+    /// Reads the rate cards again. A bad file changes nothing; the text says what is wrong with it.
+    ///
+    /// # Errors
+    /// What is wrong, for the log.
+    pub fn reload_cards(&self) -> Result<(), String> {
+        let cards = read_cards(self.rate_cards.as_ref(), (self.clock)())?;
+        self.cards.store(Arc::new(cards));
+        self.renew_market();
+        Ok(())
+    }
+
+    fn guard(&self, id: &str) -> Option<&Arc<Guard>> {
+        self.guards.iter().find(|guard| guard.id() == id)
+    }
+
+    /// The carrier itself while it can be used, else the one that stands in for it.
+    fn route(&self, class: Class, carrier: &str, stand_in: &str) -> Option<&Arc<Guard>> {
+        let usable = |guard: &&Arc<Guard>| {
+            guard.serves(class) && !matches!(guard.health(), planner::Health::Down(_) | planner::Health::Disabled(_))
+        };
+        [carrier, stand_in, FLOOR]
+            .into_iter()
+            .find_map(|id| self.guard(id).filter(usable))
+    }
+
+    /// Keeps the market, the switches and the gauges up to date.
+    async fn look(&self, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(LOOK_INTERVAL);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+            self.follow_switches();
+            for guard in &self.guards {
+                let snapshot = guard.snapshot();
+                telemetry::carrier_state(guard.id(), &snapshot.health, snapshot.breaker, snapshot.waiting);
+            }
+            self.renew_market();
+        }
+    }
+
+    /// Takes over what operators switched.
+    pub fn follow_switches(&self) {
+        let view = self.store.view();
+        for guard in &self.guards {
+            guard.switch(view.switched_off.contains(guard.id()));
+        }
+    }
+
+    fn renew_market(&self) {
+        let now = (self.clock)();
+        let market = self.market.load();
+        let carriers = carriers_of(&self.guards);
+        if let Some(next) = market.next(carriers, self.cards.load_full(), self.counts.states(now), now.0) {
+            self.market.store(Arc::new(next));
+        }
+    }
+}
+
+fn carriers_of(guards: &[Arc<Guard>]) -> Vec<Carrier> {
+    let carrier = |guard: &Arc<Guard>| Carrier {
+        classes: guard.descriptor.classes.to_vec(),
+        offer: guard.offer(),
+        health: guard.health(),
+    };
+    guards.iter().map(carrier).collect()
+}
+
+/// What a carrier heard becomes a look; what names no subscription of ours becomes nothing.
+fn hear(store: &SharedStore, wake: &Wake, arrival: &Arrival) {
+    match &arrival.heard {
+        Heard::Everything => wake.everything(),
+        Heard::Signals(signals) => {
+            let view = store.view();
+            let known = signals
+                .iter()
+                .filter_map(|signal| SubscriptionId::parse(signal.subscription_id.as_deref()?))
+                .filter(|id| view.knows(id));
+            wake.subscriptions(known);
+        }
+    }
+}
+
+fn read_cards(file: Option<&PathBuf>, now: Millis) -> Result<RateCards, String> {
+    let Some(file) = file else {
+        return RateCards::parse(CARDS_NAME, CARDS.as_bytes(), now.0).map_err(|mistakes| mistakes.to_string());
+    };
+    let name = file.display().to_string();
+    let found = std::fs::metadata(file).and_then(|found| {
+        // Read whole only where it can be one.
+        if found.len() > planner::CARDS_BYTES_MAX as u64 { Ok(None) } else { std::fs::read(file).map(Some) }
+    });
+    match found {
+        Ok(Some(text)) => RateCards::parse(&name, &text, now.0).map_err(|mistakes| mistakes.to_string()),
+        Ok(None) => Err(format!("{name} is larger than {} bytes", planner::CARDS_BYTES_MAX)),
+        Err(error) => Err(format!("EVENTS_RATE_CARDS names {name}, which cannot be read: {error}")),
+    }
+}

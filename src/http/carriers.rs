@@ -1,0 +1,125 @@
+//! `/api/v1/carriers`: how each carrier stands in the process that answers, and the switch that holds for all of them;
+//! for operators.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::fabric::CarrierState;
+use crate::problem::ApiError;
+
+use super::answer::json;
+use super::api::Api;
+use super::body::read_members;
+use super::caller::{Caller, ListCarriers, SwitchCarrier};
+use super::query::PathOf;
+
+/// Bytes of a body.
+const BODY_LIMIT: usize = 4 * 1024;
+
+#[derive(Serialize)]
+struct CarrierView {
+    id: &'static str,
+    classes: Vec<&'static str>,
+    state: &'static str,
+    reason: Option<String>,
+    disabled: Disabled,
+    breaker: Breaker,
+    /// What it offers, in milliseconds, by class.
+    latency_ms: BTreeMap<&'static str, f64>,
+    queue_depth: usize,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Disabled {
+    by_configuration: bool,
+    by_operator: bool,
+}
+
+#[derive(Serialize)]
+struct Breaker {
+    state: &'static str,
+    trial_in_ms: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    metric: &'static str,
+    /// Operations this month, by every process, as far as they are counted.
+    used: f64,
+    rate_card: &'static str,
+    /// Without its card a carrier is never chosen.
+    priced: bool,
+}
+
+#[derive(Serialize)]
+struct CarrierList {
+    carriers: Vec<CarrierView>,
+}
+
+/// Every carrier that is configured in this process.
+pub(super) async fn list(State(api): State<Arc<Api>>, _caller: Caller<ListCarriers>) -> Result<Response, ApiError> {
+    let carriers = api.fabric.carriers().into_iter().map(view).collect();
+    Ok(json(StatusCode::OK, &CarrierList { carriers }))
+}
+
+/// Switches a carrier off or on, in every process. The environment still wins.
+pub(super) async fn switch(
+    State(api): State<Arc<Api>>,
+    caller: Caller<SwitchCarrier>,
+    PathOf(id): PathOf<String>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let body: Value = serde_json::from_str(&read_members(request, BODY_LIMIT, ApiError::BadRequest).await?)
+        .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
+    let only = body.as_object().filter(|members| members.len() == 1);
+    let disabled = only.and_then(|members| members.get("disabled")?.as_bool());
+    let disabled = disabled.ok_or(ApiError::BadRequest(
+        r#"the body must be {"disabled": true} or {"disabled": false}"#.into(),
+    ))?;
+    let Some(id) = api.fabric.carriers().into_iter().map(|carrier| carrier.id).find(|own| *own == id) else {
+        return Err(ApiError::NotFound("no such carrier is configured here".into()));
+    };
+    api.store.switch_carrier(id, disabled, &caller.slug).await?;
+    let version = api.store.version().await?;
+    api.store.refresh_view(version).await?;
+    api.fabric.follow_switches();
+    let switched = api.fabric.carriers().into_iter().find(|carrier| carrier.id == id);
+    let switched = switched.ok_or(ApiError::NotFound("no such carrier is configured here".into()))?;
+    Ok(json(StatusCode::OK, &view(switched)))
+}
+
+fn view(carrier: CarrierState) -> CarrierView {
+    CarrierView {
+        id: carrier.id,
+        classes: carrier.classes.iter().map(|class| class.label()).collect(),
+        state: carrier.state,
+        reason: carrier.reason,
+        disabled: Disabled {
+            by_configuration: carrier.by_configuration,
+            by_operator: carrier.by_operator,
+        },
+        breaker: Breaker {
+            state: carrier.breaker,
+            trial_in_ms: carrier.trial_in_ms,
+        },
+        latency_ms: carrier
+            .latency_ms
+            .into_iter()
+            .map(|(class, ms)| (class.label(), ms))
+            .collect(),
+        queue_depth: carrier.queue_depth,
+        usage: Usage {
+            metric: carrier.metric,
+            used: carrier.used,
+            rate_card: carrier.rate_card,
+            priced: carrier.priced,
+        },
+    }
+}
