@@ -2,5 +2,25 @@
 //! clock, no input or output, no randomness of its own.
 
 mod class;
+mod cost;
+mod eligibility;
+mod json;
+mod moment;
+mod number;
+mod offer;
+mod placement;
+mod plan;
+mod rate_card;
+mod requirements;
+mod usage;
 
 pub use class::Class;
+pub use offer::{Capacity, Offer, Pricing, Status, Trust};
+pub use placement::{Candidate, Estimate, Placement, Verdict};
+pub use plan::{MIN_GAIN, Options, OwnedLoad, Weights, plan};
+pub use rate_card::{CARDS_BYTES_MAX, CardMistake, CardMistakes, RateCard, RateCards, ResetPeriod};
+pub use requirements::{LatencyClass, Objective, Requirements, Resources};
+pub use usage::{Month, ProviderState, ProviderStates, Usage};
+
+/// A name: fixed where the code knows it, owned where a file or a record gave it.
+pub type Text = std::borrow::Cow<'static, str>;

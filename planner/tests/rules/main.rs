@@ -1,0 +1,7 @@
+//! The rules of the planner, from outside: vectors that other planners of the network share, properties, and files.
+
+mod cards;
+mod offers;
+mod properties;
+mod usage;
+mod vectors;
