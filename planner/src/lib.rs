@@ -4,6 +4,8 @@
 mod class;
 mod cost;
 mod eligibility;
+pub mod health;
+mod intent;
 mod json;
 mod moment;
 mod number;
@@ -15,6 +17,7 @@ mod requirements;
 mod usage;
 
 pub use class::Class;
+pub use intent::{Intent, PolicyClass, capabilities, latency_op};
 pub use offer::{Capacity, Offer, Pricing, Status, Trust};
 pub use placement::{Candidate, Estimate, Placement, Verdict};
 pub use plan::{MIN_GAIN, Options, OwnedLoad, Weights, plan};
