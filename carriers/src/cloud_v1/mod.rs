@@ -1,0 +1,174 @@
+//! `cloud-v1`: QUEUE signals to an SQS-compatible queue, and from it where `CLOUD_QUEUE_CONSUME` is on.
+//!
+//! There is no connection to keep and nothing is asked of an idle queue, since every request is paid for.
+
+mod answers;
+mod request;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::signal::distinct;
+use crate::{Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Signal, SignalError};
+use answers::{Received, failed_entries, received};
+use request::Endpoint;
+
+const ID: &str = "cloud-v1";
+
+pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
+    id: ID,
+    classes: &[Class::Queue],
+    capabilities: &["events:gateway"],
+    provider: "cloud",
+    region: "cloud",
+    price_unit: "queue-operation",
+    rate_card: "rc-cloud-queue-v1",
+    default_latency_ms: 1.0,
+    open,
+};
+
+/// Messages in one request: the queue takes no more.
+const BATCH: usize = 10;
+
+/// Requests under way at a time.
+const UNDER_WAY: usize = 8;
+
+/// The longest answer to anything but a receive, in bytes.
+const ANSWER_BYTES_MAX: usize = 64 * 1024;
+
+/// The longest answer to a receive, in bytes. Ten messages of others can be longer; one cannot.
+const RECEIVE_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// How long the queue may wait for a message before it answers, in seconds.
+const WAIT_S: u64 = 20;
+
+/// How long others do not see a received message, in seconds.
+const HIDDEN_S: u64 = 30;
+
+struct Cloud {
+    endpoint: Endpoint,
+    consumes: bool,
+}
+
+fn open(env: &Env<'_>) -> Opened {
+    let consume = env.switch("CLOUD_QUEUE_CONSUME", false)?;
+    let Some(endpoint) = Endpoint::read(env)? else {
+        return Ok(None);
+    };
+    Ok(Some(Arc::new(Cloud {
+        endpoint,
+        consumes: consume && env.consumes,
+    })))
+}
+
+impl Carrier for Cloud {
+    fn health(&self) -> Health {
+        Health::Up
+    }
+
+    async fn signal(&self, class: Class, signals: &[Signal]) -> Result<(), SignalError> {
+        if class != Class::Queue {
+            return Err(SignalError::Refused(format!("it carries no {class}")));
+        }
+        let bodies: Vec<_> = distinct(signals).into_iter().map(Signal::to_json).collect();
+        let batches: Vec<_> = bodies.chunks(BATCH).map(<[String]>::to_vec).collect();
+        let sent = stream::iter(batches)
+            .map(|batch| self.send(batch))
+            .buffer_unordered(UNDER_WAY);
+        // One batch that fails does not keep the others.
+        sent.fold(Ok(()), |all, one| async { all.and(one) }).await
+    }
+
+    async fn run(&self, inbound: Inbound, stop: CancellationToken) {
+        if !self.consumes {
+            return stop.cancelled().await;
+        }
+        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+        let (mut at_once, mut failing) = (BATCH, false);
+        while let Some(taken) = stop.run_until_cancelled(self.take(&inbound, at_once)).await {
+            let Err(error) = taken else {
+                (at_once, failing) = (BATCH, false);
+                backoff.reset();
+                continue;
+            };
+            if !failing {
+                tracing::warn!(carrier = ID, "{ID} receives nothing: {error}");
+            }
+            // Perhaps the messages are too long for one answer: alone each of them fits.
+            (at_once, failing) = (1, true);
+            if stop.run_until_cancelled(sleep(backoff.wait())).await.is_none() {
+                break;
+            }
+        }
+    }
+}
+
+impl Cloud {
+    /// Sends one request's worth.
+    async fn send(&self, mut batch: Vec<String>) -> Result<(), SignalError> {
+        if batch.len() > 1 {
+            return self.batch("SendMessageBatch", "MessageBody", batch.into_iter()).await;
+        }
+        let parameters: Vec<_> = batch
+            .pop()
+            .map(|body| ("MessageBody".to_owned(), body))
+            .into_iter()
+            .collect();
+        self.endpoint
+            .ask("SendMessage", &parameters, ANSWER_BYTES_MAX)
+            .await
+            .map(drop)
+    }
+
+    /// Receives once, hands over what came and deletes it.
+    async fn take(&self, inbound: &Inbound, at_once: usize) -> Result<(), SignalError> {
+        let parameters = [
+            ("MaxNumberOfMessages".to_owned(), at_once.to_string()),
+            ("WaitTimeSeconds".to_owned(), WAIT_S.to_string()),
+            ("VisibilityTimeout".to_owned(), HIDDEN_S.to_string()),
+        ];
+        let limit = Duration::from_secs(WAIT_S + 5);
+        let answer = timeout(
+            limit,
+            self.endpoint.ask("ReceiveMessage", &parameters, RECEIVE_BYTES_MAX),
+        )
+        .await;
+        let messages = received(&answer.map_err(|_| SignalError::Lost(format!("nothing within {limit:?}")))??);
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let signals = messages.iter().filter_map(|message| {
+            let signal = Signal::from_json(message.body.as_bytes());
+            if signal.is_none() {
+                inbound.ignore();
+            }
+            signal
+        });
+        inbound.handled(signals.collect()).await;
+        let receipts = messages.into_iter().map(|Received { receipt, .. }| receipt);
+        let deleted = timeout(limit, self.batch("DeleteMessageBatch", "ReceiptHandle", receipts)).await;
+        deleted.map_err(|_| SignalError::Lost(format!("nothing within {limit:?}")))?
+    }
+
+    async fn batch(&self, action: &str, field: &str, values: impl Iterator<Item = String>) -> Result<(), SignalError> {
+        let entries = values.enumerate().flat_map(|(n, value)| {
+            let entry = format!("{action}RequestEntry.{}", n + 1);
+            [
+                (format!("{entry}.Id"), n.to_string()),
+                (format!("{entry}.{field}"), value),
+            ]
+        });
+        let answer = self
+            .endpoint
+            .ask(action, &entries.collect::<Vec<_>>(), ANSWER_BYTES_MAX)
+            .await?;
+        match failed_entries(&answer) {
+            None => Ok(()),
+            Some((failed, code)) => Err(SignalError::Refused(format!("{failed} of a batch failed: {code}"))),
+        }
+    }
+}
