@@ -42,7 +42,7 @@ pub use events::{Page, PageRequest, Positions, PulledEvent, StoredEvent};
 pub use migrate::migrate;
 pub use policies::StoredPolicy;
 pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent};
-pub use replay::{ReplaySelection, Replayed};
+pub use replay::{Replay, ReplaySelection, Replayed};
 pub use seal::{Resealed, Secrets};
 pub use settle::{Outcome, Settlement};
 pub use skip::{SKIPPED_ERROR, Skip};
