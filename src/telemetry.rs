@@ -42,6 +42,8 @@ pub const DELIVERY_ATTEMPTS: &str = "events_delivery_attempts_total";
 pub const LATE_RESULTS: &str = "events_delivery_late_results_total";
 /// Counter: requests refused by a per-actor limit, by limit and window.
 pub const RATE_LIMITED: &str = "events_rate_limited_total";
+/// Gauge: indexes of this release that are still to be built.
+pub const INDEXES_MISSING: &str = "events_indexes_missing";
 /// Gauge, always 1: the service and its release.
 pub const RELEASE_INFO: &str = "release_info";
 /// Gauge, bytes: resident memory of this process.
@@ -196,6 +198,11 @@ fn describe() {
         "Results that came after their claim had moved on."
     );
     describe_counter!(RATE_LIMITED, Unit::Count, "Requests refused by a per-actor limit.");
+    describe_gauge!(
+        INDEXES_MISSING,
+        Unit::Count,
+        "Indexes of this release that are still to be built."
+    );
     describe_gauge!(RELEASE_INFO, Unit::Count, "The service and its release; always 1.");
     describe_gauge!(PROCESS_MEMORY, Unit::Bytes, "Resident memory of this process.");
     describe_gauge!(PROCESS_CPU, Unit::Seconds, "Processor time used by this process.");
@@ -302,6 +309,12 @@ pub fn delivery_latency(priority: PriorityLabel, latency: Duration) {
 /// Counts a request that a per-actor limit refused. `limit` is one of the names in the code, never a caller's text.
 pub fn rate_limited(limit: &'static str, window: LimitWindow) {
     counter!(RATE_LIMITED, "limit" => limit, "window" => window.label()).increment(1);
+}
+
+/// Says how many indexes are still to be built.
+pub fn indexes_missing(count: usize) {
+    // A release has a handful of them, which a float tells exactly.
+    gauge!(INDEXES_MISSING).set(count as f64);
 }
 
 /// Says which release runs; called once at the start.

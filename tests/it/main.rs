@@ -32,6 +32,7 @@ mod store_claims;
 mod store_counter;
 mod store_fixture;
 mod store_heads;
+mod store_indexes;
 mod store_leases;
 mod store_migrate;
 mod store_plans;
