@@ -13,6 +13,7 @@ pub mod domain;
 pub mod http;
 pub mod identity;
 mod maintenance;
+mod manifest;
 pub mod problem;
 pub mod publish;
 pub mod store;
@@ -142,18 +143,19 @@ impl App {
             config.delivery.dlq_degraded_at,
             &indexes,
         );
-        let release = config
-            .release
-            .commit
-            .as_deref()
-            .unwrap_or(env!("OPENVIBE_EVENTS_COMMIT"));
+        let release = manifest::release(config, clock::now());
         let metrics = telemetry::Metrics::install();
-        telemetry::release(SERVICE, release);
+        telemetry::release(SERVICE, &release.name);
         tasks.spawn({
             let (metrics, stop) = (metrics.clone(), stop_background.clone());
             async move { metrics.keep(stop).await }
         });
-        let readiness = Arc::new(Readiness::new(release, checks, vitals.clone(), clock::now));
+        let readiness = Arc::new(Readiness::new(
+            release.name.as_str(),
+            checks,
+            vitals.clone(),
+            clock::now,
+        ));
 
         let limits = config.limits.enabled.then(|| {
             Limits::new(Allowance {
@@ -161,6 +163,8 @@ impl App {
                 hour: config.limits.per_hour,
             })
         });
+        let documents =
+            http::release::routes(&release).merge(http::limits::routes(&manifest::limits(config), limits.as_ref()));
         let api = Arc::new(Api {
             verifier: Verifier {
                 keys,
@@ -182,7 +186,8 @@ impl App {
         let router = http::layers(
             http::api::routes(api)
                 .merge(http::health::routes(env!("CARGO_PKG_VERSION"), Arc::clone(&readiness)))
-                .merge(http::metrics::routes(metrics, vitals)),
+                .merge(http::metrics::routes(metrics, vitals))
+                .merge(documents),
         );
 
         let address = config.http.listen;

@@ -41,7 +41,7 @@ pub use deliveries::{DeliveryFilter, DeliveryPage, DeliveryRow};
 pub use error::StoreError;
 pub use events::{Page, PageRequest, Positions, PulledEvent, StoredEvent};
 pub use indexes::{IndexBuild, IndexBuilds, IndexState, LATER_INDEXES, LaterIndex};
-pub use migrate::migrate;
+pub use migrate::{migrate, schema_generation};
 pub use policies::StoredPolicy;
 pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent};
 pub use replay::{Replay, ReplaySelection, Replayed};

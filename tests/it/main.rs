@@ -6,6 +6,7 @@
 
 mod api_authority;
 mod api_deliveries;
+mod api_documents;
 mod api_edge;
 mod api_hostile;
 mod api_limits;
