@@ -4,6 +4,7 @@
 //! arrows between them are described in `docs/architecture.md`. This file is the composition root: the only one that knows every part. It builds them in
 //! order and stops them in reverse.
 
+mod backoff;
 pub mod cli;
 mod clock;
 pub mod config;
@@ -12,6 +13,8 @@ pub mod domain;
 pub mod fabric;
 pub mod http;
 pub mod identity;
+mod maintenance;
+mod manifest;
 pub mod problem;
 pub mod publish;
 pub mod store;
@@ -21,9 +24,9 @@ mod vitals;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
+use futures_util::FutureExt as _;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -40,20 +43,13 @@ use http::room::Rooms;
 use identity::limits::{Allowance, Limits};
 use identity::{Keys, Verifier};
 use publish::{Publisher, Rules};
-use store::{Addresses, SharedStore, Store};
+use store::{Addresses, IndexBuilds, LATER_INDEXES, SharedStore, Store};
 use vitals::AppVitals;
 
 /// Who tokens must be meant for.
 const AUDIENCE: &str = "openvibe.events";
 /// How deliveries name their sender; receivers may match on it.
 const USER_AGENT: &str = "OpenVibe.Events/0.1";
-
-/// Between two batches of secrets that are sealed anew.
-const RESEAL_PAUSE: Duration = Duration::from_millis(100);
-/// How soon sealing anew is tried again when the database failed.
-const RESEAL_RETRY: Duration = Duration::from_secs(5);
-/// How often secrets are looked through that another process may have stored otherwise.
-const RESEAL_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Why the service could not start or ended by itself.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +88,8 @@ pub struct App {
     address: SocketAddr,
     router: Router,
     store: SharedStore,
+    readiness: Arc<Readiness>,
+    indexes: IndexBuilds,
     delivery: Delivery,
     publisher: JoinHandle<()>,
     /// Ends the publisher, after the last request has been answered.
@@ -157,20 +155,36 @@ impl App {
             store: Arc::clone(&store),
             worker: delivery.vitals.clone(),
         });
-        let checks = vitals::checks(&store, &keys, &delivery.vitals, config.delivery.dlq_degraded_at);
-        let release = config
-            .release
-            .commit
-            .as_deref()
-            .unwrap_or(env!("OPENVIBE_EVENTS_COMMIT"));
+        let indexes = IndexBuilds::of(&LATER_INDEXES);
+        let checks = vitals::checks(
+            &store,
+            &keys,
+            &delivery.vitals,
+            config.delivery.dlq_degraded_at,
+            &indexes,
+        );
+        let release = manifest::release(config, clock::now());
         let metrics = telemetry::Metrics::install();
-        telemetry::release(SERVICE, release);
+        telemetry::release(SERVICE, &release.name);
         tasks.spawn({
             let (metrics, stop) = (metrics.clone(), stop_background.clone());
             async move { metrics.keep(stop).await }
         });
-        let readiness = Arc::new(Readiness::new(release, checks, vitals.clone(), clock::now));
+        let readiness = Arc::new(Readiness::new(
+            release.name.as_str(),
+            checks,
+            vitals.clone(),
+            clock::now,
+        ));
 
+        let limits = config.limits.enabled.then(|| {
+            Limits::new(Allowance {
+                minute: config.limits.per_minute,
+                hour: config.limits.per_hour,
+            })
+        });
+        let documents =
+            http::release::routes(&release).merge(http::limits::routes(&manifest::limits(config), limits.as_ref()));
         let api = Arc::new(Api {
             verifier: Verifier {
                 keys,
@@ -178,12 +192,7 @@ impl App {
                 audience: AUDIENCE.to_owned(),
             },
             store: Arc::clone(&store),
-            limits: config.limits.enabled.then(|| {
-                Limits::new(Allowance {
-                    minute: config.limits.per_minute,
-                    hour: config.limits.per_hour,
-                })
-            }),
+            limits,
             publisher,
             rules: Rules {
                 sources: config.publish.sources.clone(),
@@ -197,8 +206,9 @@ impl App {
         });
         let router = http::layers(
             http::api::routes(api)
-                .merge(http::health::routes(env!("CARGO_PKG_VERSION"), readiness))
-                .merge(http::metrics::routes(metrics, vitals)),
+                .merge(http::health::routes(env!("CARGO_PKG_VERSION"), Arc::clone(&readiness)))
+                .merge(http::metrics::routes(metrics, vitals))
+                .merge(documents),
         );
 
         let address = config.http.listen;
@@ -210,6 +220,8 @@ impl App {
             address,
             router,
             store,
+            readiness,
+            indexes,
             delivery,
             publisher: publishing,
             stop_publisher,
@@ -227,10 +239,14 @@ impl App {
     /// their deadlines, side by side; then what was accepted is stored; then the database is let go.
     pub async fn serve(self, stop: CancellationToken) -> Result<(), AppError> {
         let stop_background = self.stop_background;
-        self.tasks.spawn({
-            let (store, stop) = (Arc::clone(&self.store), stop_background.clone());
-            async move { stop.run_until_cancelled(Box::pin(keep_sealed(store))).await }
-        });
+        for task in [
+            maintenance::keep_sealed(Arc::clone(&self.store)).boxed(),
+            maintenance::erase_former_secrets(Arc::clone(&self.store)).boxed(),
+            maintenance::build_indexes(Arc::clone(&self.store), self.readiness, self.indexes).boxed(),
+        ] {
+            let stop = stop_background.clone();
+            self.tasks.spawn(async move { stop.run_until_cancelled(task).await });
+        }
         self.tasks.spawn({
             let stop = stop.clone();
             async move {
@@ -253,36 +269,6 @@ impl App {
         self.tasks.wait().await;
         self.store.close().await;
         served
-    }
-}
-
-/// Seals with the newest key what is stored otherwise, a few at a time; now and then again, for what a process with other
-/// keys has stored meanwhile.
-async fn keep_sealed(store: SharedStore) {
-    loop {
-        let (mut after, mut sealed, mut unopened) = (String::new(), 0, Vec::new());
-        let failed = loop {
-            match store::answered(store.reseal(&after)).await {
-                Ok(done) => {
-                    sealed += done.sealed;
-                    unopened.extend(done.unopened);
-                    let Some(next) = done.next else { break false };
-                    after = next;
-                    tokio::time::sleep(RESEAL_PAUSE).await;
-                }
-                Err(error) => {
-                    tracing::warn!(error = %error, "signing secrets could not be sealed anew yet: {error}");
-                    break true;
-                }
-            }
-        };
-        if sealed > 0 {
-            tracing::info!("the signing secrets of {sealed} subscriptions are sealed with the newest key");
-        }
-        if !unopened.is_empty() {
-            tracing::error!("EVENTS_SECRET_KEY holds no key for the signing secrets of {unopened:?}");
-        }
-        tokio::time::sleep(if failed { RESEAL_RETRY } else { RESEAL_INTERVAL }).await;
     }
 }
 

@@ -60,6 +60,8 @@ pub const CARRIER_DROPPED: &str = "events_carrier_dropped_total";
 pub const PLACEMENT_DECISIONS: &str = "events_placement_decisions_total";
 /// Counter: decisions that moved from one carrier to another, by class, from and to.
 pub const PLACEMENT_CHANGES: &str = "events_placement_changes_total";
+/// Gauge: indexes of this release that are still to be built.
+pub const INDEXES_MISSING: &str = "events_indexes_missing";
 /// Gauge, always 1: the service and its release.
 pub const RELEASE_INFO: &str = "release_info";
 /// Gauge, bytes: resident memory of this process.
@@ -226,6 +228,11 @@ fn describe() {
     describe_counter!(CARRIER_DROPPED, Unit::Count, "Signals that went nowhere, by reason.");
     describe_counter!(PLACEMENT_DECISIONS, Unit::Count, "Deliveries, by the carrier they were placed on.");
     describe_counter!(PLACEMENT_CHANGES, Unit::Count, "Decisions that moved to another carrier.");
+    describe_gauge!(
+        INDEXES_MISSING,
+        Unit::Count,
+        "Indexes of this release that are still to be built."
+    );
     describe_gauge!(RELEASE_INFO, Unit::Count, "The service and its release; always 1.");
     describe_gauge!(PROCESS_MEMORY, Unit::Bytes, "Resident memory of this process.");
     describe_gauge!(PROCESS_CPU, Unit::Seconds, "Processor time used by this process.");
@@ -390,6 +397,12 @@ pub fn delivery_latency(priority: PriorityLabel, latency: Duration) {
 /// Counts a request that a per-actor limit refused. `limit` is one of the names in the code, never a caller's text.
 pub fn rate_limited(limit: &'static str, window: LimitWindow) {
     counter!(RATE_LIMITED, "limit" => limit, "window" => window.label()).increment(1);
+}
+
+/// Says how many indexes are still to be built.
+pub fn indexes_missing(count: usize) {
+    // A release has a handful of them, which a float tells exactly.
+    gauge!(INDEXES_MISSING).set(count as f64);
 }
 
 /// Says which release runs; called once at the start.

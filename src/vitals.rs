@@ -11,7 +11,7 @@ use crate::domain::deliveries::WorkerState;
 use crate::http::health::{ReadyCheck, StoredVitals, Verdict, Vitals};
 use crate::identity::Keys;
 use crate::problem::Cause;
-use crate::store::SharedStore;
+use crate::store::{IndexBuilds, IndexState, SharedStore};
 
 /// The figures of this process and its database.
 pub(crate) struct AppVitals {
@@ -39,12 +39,14 @@ impl Vitals for AppVitals {
     }
 }
 
-/// The checks of readiness, in the order in which they are listed. `delivery_worker` is listed only where one runs.
+/// The checks of readiness, in the order in which they are listed. `delivery_worker` is listed only where one
+/// runs, `indexes` where this release brings some that are built after the start.
 pub(crate) fn checks(
     store: &SharedStore,
     keys: &Keys,
     worker: &delivery::Vitals,
     dlq_degraded_at: u64,
+    indexes: &IndexBuilds,
 ) -> Vec<ReadyCheck> {
     let mut checks = vec![
         ReadyCheck::new("db", true, {
@@ -108,5 +110,45 @@ pub(crate) fn checks(
             }
         }
     }));
+    if !indexes.read().missing.is_empty() {
+        let indexes = indexes.clone();
+        checks.push(ReadyCheck::new("indexes", false, move || {
+            let state = indexes.read();
+            async move { index_verdict(state) }
+        }));
+    }
     checks
+}
+
+/// An index that is still to be built costs speed and nothing else; one that cannot be built is worth a look.
+fn index_verdict(state: IndexState) -> Verdict {
+    let detail = json!({ "missing": state.missing });
+    match state.error {
+        Some((name, error)) => Verdict::Failed {
+            error: format!("{name}: {error}"),
+            detail: Some(detail),
+        },
+        None => Verdict::Ok(Some(detail)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_that_is_missing_is_no_failure_until_it_cannot_be_built() {
+        let mut state = IndexState {
+            missing: vec!["deliveries_later"],
+            error: None,
+        };
+        let detail = || Some(json!({ "missing": ["deliveries_later"] }));
+        assert_eq!(index_verdict(state.clone()), Verdict::Ok(detail()));
+        state.error = Some(("deliveries_later", "no space".to_owned()));
+        let failed = Verdict::Failed {
+            error: "deliveries_later: no space".to_owned(),
+            detail: detail(),
+        };
+        assert_eq!(index_verdict(state), failed);
+    }
 }

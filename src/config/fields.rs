@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::domain::endpoint::HostRules;
 use crate::domain::sources::SourceMap;
+use crate::domain::time::Millis;
 use crate::telemetry::LogFormat;
 use crate::tls::Authorities;
 
@@ -346,6 +347,8 @@ pub struct Billing {
 pub struct Release {
     /// The commit to name; `None` means the one the binary was built from. `RELEASE_COMMIT`.
     pub commit: Option<String>,
+    /// When it was released; `None` means when that commit was made. `RELEASE_AT`.
+    pub released_at: Option<Millis>,
     /// Oldest client release still served. `MIN_CLIENT_RELEASE`; default none.
     pub min_client: Option<String>,
 }

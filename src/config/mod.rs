@@ -111,6 +111,7 @@ impl Config {
             billing: billing(&mut env),
             release: Release {
                 commit: env.optional("RELEASE_COMMIT", values::commit),
+                released_at: env.optional("RELEASE_AT", values::moment),
                 min_client: env.optional("MIN_CLIENT_RELEASE", values::commit),
             },
         };

@@ -153,6 +153,7 @@ fn defaults_are_the_documented_ones() {
         "OV_OAUTH_CLIENT_SECRET",
         "REALTIME_CORS_ORIGINS",
         "RELEASE_COMMIT",
+        "RELEASE_AT",
         "MIN_CLIENT_RELEASE",
         "EVENTS_SECRET_KEY",
         "EVENTS_RATE_CARDS",
@@ -379,6 +380,11 @@ fn each_kind_of_mistake_names_the_variable_what_is_allowed_and_what_was_given() 
             "must be NATS subject tokens without wildcards, each ending in a dot, such as ov.events., got \"ov.>.\"",
         ),
         ("RELEASE_COMMIT", "latest", "must be 7 to 40 hex digits, got \"latest\""),
+        (
+            "RELEASE_AT",
+            "2026-10-21",
+            "must be an RFC 3339 date and time with a zone, such as 2026-10-21T08:15:30Z, got \"2026-10-21\"",
+        ),
         (
             "EVENTS_CARRIERS",
             "pg-v1,kafka-v1",

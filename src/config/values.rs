@@ -8,6 +8,7 @@ use base64::Engine as _;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use url::Url;
 
+use crate::domain::time::{Millis, parse_rfc3339};
 use crate::telemetry::LogFormat;
 use crate::tls::Authorities;
 
@@ -259,10 +260,15 @@ pub(super) fn secret_keys(text: &str) -> Result<Vec<SecretKey>, Refusal> {
 pub(super) fn commit(text: &str) -> Result<String, Refusal> {
     let fits = (7..=40).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     if fits {
-        Ok(text.to_owned())
+        Ok(text.to_ascii_lowercase())
     } else {
         Err(must("be 7 to 40 hex digits"))
     }
+}
+
+/// A date and time with a zone.
+pub(super) fn moment(text: &str) -> Result<Millis, Refusal> {
+    parse_rfc3339(text).ok_or_else(|| must("be an RFC 3339 date and time with a zone, such as 2026-10-21T08:15:30Z"))
 }
 
 pub(super) fn stream_name(text: &str) -> Result<String, Refusal> {

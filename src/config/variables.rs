@@ -319,8 +319,9 @@ pub const SECTIONS: &[Section] = &[
     Section {
         title: "Release",
         variables: &[
-            computed("RELEASE_COMMIT", "the commit this binary was built from", "Commit shown as the release, 7 to 40 hex digits."),
-            unset("MIN_CLIENT_RELEASE", "Oldest client release still served, 7 to 40 hex digits.").later(),
+            computed("RELEASE_COMMIT", "the commit this binary was built from", "Commit whose first twelve digits name the release, 7 to 40 hex digits."),
+            computed("RELEASE_AT", "when the binary's commit was made", "When that release was made, an RFC 3339 date and time with a zone."),
+            unset("MIN_CLIENT_RELEASE", "Oldest client release still served, 7 to 40 hex digits."),
         ],
     },
 ];

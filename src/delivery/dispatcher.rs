@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::backoff::Backoff;
 use crate::domain::ids::SubscriptionId;
 use crate::domain::retry::{RetryPolicy, Schedule};
 use crate::store::{
@@ -83,7 +84,7 @@ struct Memory {
     sweep_at: Instant,
     /// No look before it: the store failed.
     pause_until: Instant,
-    backoff: Duration,
+    backoff: Backoff,
 }
 
 /// What a subscription shares with others.
@@ -104,7 +105,7 @@ impl Memory {
             poll_at: now,
             sweep_at: now + SWEEP_INTERVAL,
             pause_until: now,
-            backoff: BACKOFF_FIRST,
+            backoff: Backoff::new(BACKOFF_FIRST, BACKOFF_MAX),
         }
     }
 
@@ -129,11 +130,10 @@ impl Memory {
     }
 
     fn failed(&mut self, what: &str, error: &StoreError) {
-        if self.backoff == BACKOFF_FIRST {
+        if self.backoff.is_fresh() {
             tracing::warn!(error = %error, cause = ?error, "{what} failed and is tried again: {error}");
         }
-        self.pause_until = Instant::now() + self.backoff;
-        self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
+        self.pause_until = Instant::now() + self.backoff.failed();
     }
 }
 
@@ -272,7 +272,7 @@ impl Dispatcher {
         };
         match asked {
             Ok(due) => {
-                memory.backoff = BACKOFF_FIRST;
+                memory.backoff.succeeded();
                 for id in due {
                     memory.frontiers.widen(&id);
                     memory.agenda.want(id);
@@ -315,7 +315,7 @@ impl Dispatcher {
         };
         match asked {
             Ok(Some((lost, pass))) => {
-                memory.backoff = BACKOFF_FIRST;
+                memory.backoff.succeeded();
                 let recorded = settler::recorded(finished, &lost);
                 self.note(memory, &candidates, &pass, room);
                 // Their subscriptions were candidates of this turn, or wait for the next one.

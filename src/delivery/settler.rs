@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
+use crate::backoff::Backoff;
 use crate::store::{Outcome, Settlement, SharedStore, StoreError, answered};
 use crate::telemetry::{self, AttemptOutcome, PriorityLabel};
 
@@ -41,7 +42,7 @@ pub(super) async fn run(store: SharedStore, mut results: mpsc::Receiver<Finished
     let mut batch: Vec<Finished> = Vec::new();
     // Results whose rows somebody holds; they are tried alone, so that they hold up no others.
     let mut aside: Vec<Finished> = Vec::new();
-    let mut backoff = BACKOFF_FIRST;
+    let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_MAX);
     loop {
         if batch.is_empty() && aside.is_empty() {
             if results.recv_many(&mut batch, BATCH_MAX).await == 0 {
@@ -66,7 +67,7 @@ pub(super) async fn run(store: SharedStore, mut results: mpsc::Receiver<Finished
             match record(&store, of_owner, &wake).await {
                 Ok(held) => {
                     aside.extend(held);
-                    backoff = BACKOFF_FIRST;
+                    backoff.succeeded();
                 }
                 Err((error, of_owner)) => {
                     tracing::warn!(
@@ -74,8 +75,7 @@ pub(super) async fn run(store: SharedStore, mut results: mpsc::Receiver<Finished
                         of_owner.len()
                     );
                     batch.extend(of_owner);
-                    tokio::time::sleep(backoff).await;
-                    backoff = (backoff * 2).min(BACKOFF_MAX);
+                    tokio::time::sleep(backoff.failed()).await;
                 }
             }
         }

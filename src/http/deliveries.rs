@@ -16,7 +16,7 @@ use crate::domain::ids::{EventId, SubscriptionId};
 use crate::domain::json::SAFE_INTEGER_MAX as POSITION_MAX;
 use crate::domain::time::{Millis, parse_rfc3339};
 use crate::problem::ApiError;
-use crate::store::{DeliveryCounts, DeliveryFilter, DeliveryRow, ReplaySelection, Skip};
+use crate::store::{DeliveryCounts, DeliveryFilter, DeliveryRow, Replay, ReplaySelection, Skip};
 
 use super::answer::{json, json_in};
 use super::api::Api;
@@ -62,6 +62,14 @@ struct ReplayView {
     /// The `cursor` to continue with; absent when nothing remains.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
+    /// Of those that were queued: how many were made, and how many go out again when their running attempt has ended.
+    created: i64,
+    in_flight: i64,
+    /// False: what was queued waits until the subscription is enabled.
+    enabled: bool,
+    /// What became of each event, in the order asked for, each once; only where events were named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    results: Option<Vec<EventResult>>,
 }
 
 #[derive(Serialize)]
@@ -70,11 +78,11 @@ struct SkipView {
     /// How many are dead now that were not before.
     skipped: usize,
     /// What became of each event, in the order asked for, each once.
-    results: Vec<SkipResult>,
+    results: Vec<EventResult>,
 }
 
 #[derive(Serialize)]
-struct SkipResult {
+struct EventResult {
     event_id: String,
     result: &'static str,
 }
@@ -136,7 +144,7 @@ pub(super) async fn replay(
         .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
     let id = existing(&api, &body).await?;
     let epoch = api.store.positions().await?.epoch;
-    let selection = selection(&body, epoch)?;
+    let (selection, named) = selection(&body, epoch)?;
     let replayed = api.store.replay(&id, &selection).await?.ok_or_else(unknown)?;
     (api.wake)(std::slice::from_ref(&id));
     let before = |position: i64| Cursor {
@@ -147,6 +155,18 @@ pub(super) async fn replay(
         subscription_id: id.to_string(),
         queued: replayed.queued,
         next: replayed.next.map(|position| before(position).to_string()),
+        created: replayed.created,
+        in_flight: replayed.in_flight,
+        enabled: replayed.enabled,
+        results: named.map(|named| {
+            results(named, |event_id| match replayed.events.get(event_id) {
+                Some(Replay::Created) => "created",
+                Some(Replay::Again) => "queued",
+                Some(Replay::InFlight) => "in_flight",
+                Some(Replay::Unmatched) => "not_matched",
+                None => "not_found",
+            })
+        }),
     };
     Ok(json(StatusCode::OK, &view))
 }
@@ -160,30 +180,16 @@ pub(super) async fn skip(
     let body: Value = serde_json::from_str(&read_members(request, BODY_LIMIT, ApiError::BadRequest).await?)
         .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
     let id = existing(&api, &body).await?;
-    let mut wanted = event_ids(&body["event_ids"])?;
-    let mut seen = HashSet::new();
-    wanted.retain(|event_id| seen.insert(*event_id));
-    // What does not look like an id cannot be stored.
-    let known: Vec<&str> = wanted
-        .iter()
-        .copied()
-        .filter(|event_id| EventId::parse(event_id).is_some())
-        .collect();
-    let found = api.store.skip(&id, &known).await?;
+    let wanted = event_ids(&body["event_ids"])?;
+    let found = api.store.skip(&id, &storable(&wanted)).await?;
     (api.wake)(std::slice::from_ref(&id));
-    let results: Vec<SkipResult> = wanted
-        .into_iter()
-        .map(|event_id| SkipResult {
-            event_id: event_id.to_owned(),
-            result: match found.get(event_id) {
-                Some(Skip::Skipped) => "skipped",
-                Some(Skip::InFlight) => "in_flight",
-                Some(Skip::Delivered) => "delivered",
-                Some(Skip::Dead) => "dead",
-                None => "not_found",
-            },
-        })
-        .collect();
+    let results = results(wanted, |event_id| match found.get(event_id) {
+        Some(Skip::Skipped) => "skipped",
+        Some(Skip::InFlight) => "in_flight",
+        Some(Skip::Delivered) => "delivered",
+        Some(Skip::Dead) => "dead",
+        None => "not_found",
+    });
     let view = SkipView {
         subscription_id: id.to_string(),
         skipped: found.values().filter(|skip| **skip == Skip::Skipped).count(),
@@ -207,33 +213,50 @@ fn unknown() -> ApiError {
     ApiError::NotFound("no such subscription".into())
 }
 
+/// The event ids of a body, each once, in the order given.
 fn event_ids(ids: &Value) -> Result<Vec<&str>, ApiError> {
     let bad = |detail: &'static str| ApiError::BadRequest(detail.into());
     let ids = ids.as_array().filter(|ids| ids.len() <= IDS_MAX);
     let ids = ids.ok_or(bad("event_ids must be an array of at most 1000 event ids"))?;
     let texts: Option<Vec<&str>> = ids.iter().map(Value::as_str).collect();
-    texts.ok_or(bad("event_ids must hold strings only"))
+    let mut texts = texts.ok_or(bad("event_ids must hold strings only"))?;
+    let mut seen = HashSet::new();
+    texts.retain(|event_id| seen.insert(*event_id));
+    Ok(texts)
 }
 
-fn selection(body: &Value, epoch: i64) -> Result<ReplaySelection, ApiError> {
+/// Those that can be stored: what does not look like an id cannot.
+fn storable<'a>(event_ids: &[&'a str]) -> Vec<&'a str> {
+    let known = event_ids.iter().filter(|event_id| EventId::parse(event_id).is_some());
+    known.copied().collect()
+}
+
+fn results(event_ids: Vec<&str>, result: impl Fn(&str) -> &'static str) -> Vec<EventResult> {
+    let results = event_ids.into_iter().map(|event_id| EventResult {
+        event_id: event_id.to_owned(),
+        result: result(event_id),
+    });
+    results.collect()
+}
+
+/// Which events a body asks for, and the ids where it names them.
+fn selection(body: &Value, epoch: i64) -> Result<(ReplaySelection, Option<Vec<&str>>), ApiError> {
     let bad = |detail: &'static str| ApiError::BadRequest(detail.into());
     let member = |name: &str| body.get(name);
-    match (
+    let selection = match (
         member("event_ids"),
         member("from_seq"),
         member("cursor"),
         member("since"),
     ) {
         (Some(ids), None, None, None) => {
-            // What does not look like an id cannot be stored.
-            let known = event_ids(ids)?.into_iter().filter(|id| EventId::parse(id).is_some());
-            Ok(ReplaySelection::Events(known.map(str::to_owned).collect()))
+            let named = event_ids(ids)?;
+            let storable = storable(&named).into_iter().map(str::to_owned).collect();
+            return Ok((ReplaySelection::Events(storable), Some(named)));
         }
         (None, Some(from), None, None) => {
             let from = from.as_i64().filter(|from| (0..=POSITION_MAX).contains(from));
-            Ok(ReplaySelection::FromPosition(
-                from.ok_or(bad("from_seq must be an integer of 0 or more"))?,
-            ))
+            ReplaySelection::FromPosition(from.ok_or(bad("from_seq must be an integer of 0 or more"))?)
         }
         (None, None, Some(cursor), None) => {
             let cursor: Option<Cursor> = cursor.as_str().and_then(|text| text.parse().ok());
@@ -241,16 +264,17 @@ fn selection(body: &Value, epoch: i64) -> Result<ReplaySelection, ApiError> {
             let cursor = cursor.filter(|cursor| cursor.epoch == epoch).ok_or(bad(
                 "cursor must be a cursor of the present log, such as the next of an earlier replay",
             ))?;
-            Ok(ReplaySelection::FromPosition(cursor.position + 1))
+            ReplaySelection::FromPosition(cursor.position + 1)
         }
         (None, None, None, Some(since)) => {
             let since = since.as_str().and_then(parse_rfc3339);
-            Ok(ReplaySelection::Since(since.ok_or(bad(
+            ReplaySelection::Since(since.ok_or(bad(
                 "since must be an RFC 3339 date and time with a zone, such as 2026-10-21T08:15:30Z",
-            ))?))
+            ))?)
         }
-        _ => Err(bad("send exactly one of event_ids, from_seq, cursor and since")),
-    }
+        _ => return Err(bad("send exactly one of event_ids, from_seq, cursor and since")),
+    };
+    Ok((selection, None))
 }
 
 /// The place of a row in the list, opaque to callers.

@@ -25,6 +25,7 @@ use tower::ServiceExt;
 use super::context;
 use super::gate::{Gate, Gatekeeper, Refusal};
 use super::head::{Framing, HEAD_BYTES_MAX, HEADERS_MAX};
+use crate::backoff::Backoff;
 
 /// Connections served at once; further ones wait in the listener's queue. Well under the 16 384 files that the unit
 /// file allows, since deliveries and the database need some too.
@@ -52,7 +53,7 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let cut = CancellationToken::new();
     let tasks = TaskTracker::new();
-    let mut backoff = ACCEPT_BACKOFF.0;
+    let mut backoff = Backoff::new(ACCEPT_BACKOFF.0, ACCEPT_BACKOFF.1);
 
     while let Some(slot) = stop.run_until_cancelled(slots.clone().acquire_owned()).await {
         let slot = slot.expect("nobody closes the semaphore");
@@ -61,7 +62,7 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
         };
         match accepted {
             Ok((stream, peer)) => {
-                backoff = ACCEPT_BACKOFF.0;
+                backoff.succeeded();
                 let connection = Connection {
                     router: router.clone(),
                     peer,
@@ -75,9 +76,9 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
             }
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
-                tracing::warn!("no connection can be accepted, trying again in {backoff:?}: {error}");
-                stop.run_until_cancelled(tokio::time::sleep(backoff)).await;
-                backoff = (backoff * 2).min(ACCEPT_BACKOFF.1);
+                let wait = backoff.failed();
+                tracing::warn!("no connection can be accepted, trying again in {wait:?}: {error}");
+                stop.run_until_cancelled(tokio::time::sleep(wait)).await;
             }
         }
     }

@@ -89,12 +89,7 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     let body = read_members(request, BODY_LIMIT, ApiError::Unprocessable).await?;
     let members = Members::parse(&body);
-    let member = |name: &str| {
-        members
-            .as_ref()
-            .and_then(|members| members.get(name))
-            .map(RawValue::get)
-    };
+    let member = |name: &str| Some(members.as_ref()?.get(name)?.get());
 
     let pattern = member("topic_pattern")
         .or(member("topic"))
@@ -163,10 +158,7 @@ pub(super) async fn update(
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = read_members(request, BODY_LIMIT, ApiError::Unprocessable).await?;
-    let id = known(&id)?;
-    // Whose it is comes before what is wrong with the body.
-    api.store.subscription(&caller.slug, &id).await?.ok_or_else(unknown)?;
+    let (id, body) = change_of_own(&api, &caller.slug, &id, request).await?;
     let wrong = |detail: &'static str| ApiError::Unprocessable(detail.into());
     let members = Members::parse(&body).ok_or(wrong("the body must be an object of what is to change"))?;
     let mut policy = None;
@@ -235,17 +227,9 @@ pub(super) async fn rotate_secret(
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = read_members(request, BODY_LIMIT, ApiError::Unprocessable).await?;
-    let id = known(&id)?;
-    // Whose it is comes before what is wrong with the body.
-    api.store.subscription(&caller.slug, &id).await?.ok_or_else(unknown)?;
+    let (id, body) = change_of_own(&api, &caller.slug, &id, request).await?;
     let members = Members::parse(&body);
-    let member = |name: &str| {
-        members
-            .as_ref()
-            .and_then(|members| members.get(name))
-            .map(RawValue::get)
-    };
+    let member = |name: &str| Some(members.as_ref()?.get(name)?.get());
     let secret = match member("secret") {
         None => new_secret(),
         Some(given) => checked_secret(given)?,
@@ -262,6 +246,19 @@ pub(super) async fn rotate_secret(
         ..SubscriptionView::from(rotated.subscription)
     };
     Ok(json(StatusCode::OK, &view))
+}
+
+/// The body that changes a subscription of the caller. Whose it is comes before what is wrong with the body.
+async fn change_of_own(
+    api: &Api,
+    consumer: &str,
+    id: &str,
+    request: Request,
+) -> Result<(SubscriptionId, String), ApiError> {
+    let body = read_members(request, BODY_LIMIT, ApiError::Unprocessable).await?;
+    let id = known(id)?;
+    api.store.subscription(consumer, &id).await?.ok_or_else(unknown)?;
+    Ok((id, body))
 }
 
 /// A JSON string's text.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sqlx::migrate::Migrator;
 use sqlx::{Connection, PgConnection};
 
 use super::{Addresses, StoreError};
@@ -35,7 +36,7 @@ pub async fn migrate(addresses: &Addresses) -> Result<(), StoreError> {
     {
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
-    let mut migrations = sqlx::migrate!();
+    let mut migrations = migrations();
     migrations.set_ignore_missing(true);
     migrations.set_locking(false);
     migrations
@@ -44,4 +45,14 @@ pub async fn migrate(addresses: &Addresses) -> Result<(), StoreError> {
         .map_err(StoreError::Migrate)?;
     connection.close().await?;
     Ok(())
+}
+
+fn migrations() -> Migrator {
+    sqlx::migrate!()
+}
+
+/// The newest migration of this release.
+pub fn schema_generation() -> i64 {
+    let newest = migrations().iter().map(|migration| migration.version).max();
+    newest.unwrap_or_default()
 }

@@ -1,8 +1,10 @@
 //! Sending again: an operator puts deliveries back into the queue, or makes them for events from before.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use sqlx::PgConnection;
+use tokio::time::Instant;
 
 use crate::domain::ids::SubscriptionId;
 use crate::domain::json::SAFE_INTEGER_MAX;
@@ -20,6 +22,8 @@ const SCAN_ROWS_MAX: i64 = 100_000;
 const QUEUED_MAX: i64 = 10_000;
 /// Deliveries queued by one transaction: publishing waits while it runs.
 const CHUNK: usize = 500;
+/// A replay begins no further transaction after this time; its caller goes on with another call.
+const TIME_MAX: Duration = Duration::from_secs(10);
 
 /// How far the database's clock may have been set back without a replay by time missing anything, in milliseconds.
 const CLOCK_BACK_MS: i64 = 10_000;
@@ -40,13 +44,49 @@ pub enum ReplaySelection {
     Since(Millis),
 }
 
-/// What a replay did.
+/// What a replay did with a delivery, or found instead of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replay {
+    /// There was none; it was made and is due.
+    Created,
+    /// It is due again, from its first attempt.
+    Again,
+    /// An attempt of it is running; it is due again when that has ended.
+    InFlight,
+    /// The subscription does not receive the event: it is there and is not delivered.
+    Unmatched,
+}
+
+/// What a replay did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Replayed {
-    /// Deliveries that are due again.
+    /// Deliveries that are due again or will be: made, reset, or due when their attempt ends.
     pub queued: i64,
-    /// The position to continue from, where a bound cut the selection.
+    /// Those of them that there were none of before.
+    pub created: i64,
+    /// Those of them whose attempt was running.
+    pub in_flight: i64,
+    /// Whether the subscription is enabled; the deliveries of one that is not wait until it is.
+    pub enabled: bool,
+    /// The position to continue from, where a bound, the time or a failure cut the selection.
     pub next: Option<i64>,
+    /// What became of each event, where they were named; one that is absent is not stored.
+    pub events: HashMap<String, Replay>,
+}
+
+impl Replayed {
+    fn add(&mut self, replay: Replay) {
+        self.queued += 1;
+        self.created += i64::from(replay == Replay::Created);
+        self.in_flight += i64::from(replay == Replay::InFlight);
+    }
+}
+
+/// A stored event that was named.
+struct Named {
+    id: String,
+    position: i64,
+    matches: bool,
 }
 
 /// The rows that a replay makes, one array a column.
@@ -61,57 +101,112 @@ impl Store {
     /// Queues deliveries of a subscription again; `None` when there is no such subscription.
     ///
     /// A claimed row only gets a new generation: the claim that runs releases it at its end, so no result of it can
-    /// overwrite the reset row. A failure half way leaves whole chunks queued, which a second try queues once more.
+    /// overwrite the reset row. Named events are queued all or none. A longer selection is queued chunk by chunk, and what
+    /// was committed is told, also where the next chunk failed: that one may be queued once more by whoever goes on.
     pub async fn replay(
         &self,
         subscription_id: &SubscriptionId,
         selection: &ReplaySelection,
     ) -> Result<Option<Replayed>, StoreError> {
+        let began = Instant::now();
         let id = subscription_id.as_str();
         let mut reader = self.reader().await?;
-        let pattern = sqlx::query_scalar!(
-            "SELECT topic_pattern FROM subscriptions WHERE id = $1 AND project_id IS NULL",
+        let subscription = sqlx::query!(
+            r#"
+            SELECT topic_pattern, enabled = 1 AS "enabled!" FROM subscriptions WHERE id = $1 AND project_id IS NULL
+            "#,
             id
         )
         .fetch_optional(self.run(&mut reader))
         .await?;
-        let Some(pattern) = pattern else { return Ok(None) };
-        let pattern = TopicPattern::parse(&pattern).ok_or(StoreError::Corrupt { what: "topic pattern" })?;
-        let (positions, next) = match selection {
-            ReplaySelection::Events(ids) => (self.matching_ids(&mut reader, &pattern, ids).await?, None),
-            ReplaySelection::FromPosition(from) => self.matching_from(&mut reader, &pattern, *from).await?,
-            ReplaySelection::Since(since) => {
-                let from = self.first_received(&mut reader, *since).await?;
-                self.matching_from(&mut reader, &pattern, from).await?
-            }
+        let Some(subscription) = subscription else {
+            return Ok(None);
         };
+        let pattern = TopicPattern::parse(&subscription.topic_pattern);
+        let pattern = pattern.ok_or(StoreError::Corrupt { what: "topic pattern" })?;
+        let mut replayed = Replayed {
+            enabled: subscription.enabled,
+            ..Replayed::default()
+        };
+        let from = match selection {
+            ReplaySelection::Events(ids) => {
+                let named = self.named(&mut reader, &pattern, ids).await?;
+                drop(reader);
+                self.replay_named(id, named, &mut replayed).await?;
+                return Ok(Some(replayed));
+            }
+            ReplaySelection::FromPosition(from) => *from,
+            ReplaySelection::Since(since) => self.first_received(&mut reader, *since).await?,
+        };
+        let (positions, next) = self.matching_from(&mut reader, &pattern, from).await?;
         drop(reader);
-        let mut queued = 0;
+        replayed.next = next;
         // One transaction a chunk, so that no publish waits for a whole replay.
-        for chunk in positions.chunks(CHUNK) {
-            queued += self.requeue_chunk(id, chunk).await?;
+        for (done, chunk) in positions.chunks(CHUNK).enumerate() {
+            let requeued = match done {
+                0 => self.requeue_chunk(id, chunk).await?,
+                _ if began.elapsed() >= TIME_MAX => {
+                    replayed.next = chunk.first().copied();
+                    break;
+                }
+                _ => match self.requeue_chunk(id, chunk).await {
+                    Ok(requeued) => requeued,
+                    Err(error) => {
+                        tracing::warn!(error = %error, subscription_id = id, "a replay was cut short: {error}");
+                        replayed.next = chunk.first().copied();
+                        break;
+                    }
+                },
+            };
+            requeued.into_values().for_each(|replay| replayed.add(replay));
         }
-        Ok(Some(Replayed { queued, next }))
+        Ok(Some(replayed))
     }
 
-    async fn matching_ids(
+    /// Those of the named events that are stored.
+    async fn named(
         &self,
         reader: &mut PgConnection,
         pattern: &TopicPattern,
         ids: &[String],
-    ) -> Result<Vec<i64>, StoreError> {
+    ) -> Result<Vec<Named>, StoreError> {
         let rows = sqlx::query!(
             r#"
-            SELECT seq, event_type FROM events
-            WHERE id = ANY($1) AND env = 'production' AND project_id IS NULL
+            SELECT id, seq, event_type, env = 'production' AND project_id IS NULL AS "first_party!" FROM events
+            WHERE id = ANY($1)
             ORDER BY seq
             "#,
             ids,
         )
         .fetch_all(self.run(reader))
         .await?;
-        let matching = rows.into_iter().filter(|row| pattern.matches(&row.event_type));
-        Ok(matching.map(|row| row.seq).collect())
+        let named = rows.into_iter().map(|row| Named {
+            id: row.id,
+            position: row.seq,
+            matches: row.first_party && pattern.matches(&row.event_type),
+        });
+        Ok(named.collect())
+    }
+
+    async fn replay_named(&self, id: &str, named: Vec<Named>, replayed: &mut Replayed) -> Result<(), StoreError> {
+        let matching = named.iter().filter(|event| event.matches);
+        let positions: Vec<i64> = matching.map(|event| event.position).collect();
+        if !positions.is_empty() {
+            let requeued = self.requeue_chunk(id, &positions).await?;
+            for event in named.iter().filter(|event| event.matches) {
+                // Without a row the event was removed meanwhile.
+                let Some(&replay) = requeued.get(&event.position) else {
+                    continue;
+                };
+                replayed.add(replay);
+                replayed.events.insert(event.id.clone(), replay);
+            }
+        }
+        let unmatched = named.into_iter().filter(|event| !event.matches);
+        replayed
+            .events
+            .extend(unmatched.map(|event| (event.id, Replay::Unmatched)));
+        Ok(())
     }
 
     /// The position to begin with for what was received from `since` on. It halves the log, so its cost does not grow with
@@ -193,7 +288,12 @@ impl Store {
         Ok((positions, next))
     }
 
-    async fn requeue_chunk(&self, subscription_id: &str, positions: &[i64]) -> Result<i64, StoreError> {
+    /// Queues these again in one transaction, and says what became of each; an event that is gone is left out.
+    async fn requeue_chunk(
+        &self,
+        subscription_id: &str,
+        positions: &[i64],
+    ) -> Result<HashMap<i64, Replay>, StoreError> {
         for _ in 0..ROUNDS_MAX {
             let mut transaction = self.begin().await?;
             let version = sqlx::query_scalar!("SELECT version FROM store_counter WHERE name = 'events' FOR UPDATE")
@@ -206,13 +306,15 @@ impl Store {
             let new = self
                 .new_rows(&mut transaction, &view, subscription_id, positions)
                 .await?;
-            if self
+            let held = self
                 .lock_keys(&mut transaction, subscription_id, positions, &new)
-                .await?
-            {
-                let queued = self.requeue(&mut transaction, subscription_id, positions, &new).await?;
+                .await?;
+            if let Some(held) = held {
+                let requeued = self
+                    .requeue(&mut transaction, subscription_id, positions, &new, &held)
+                    .await?;
                 transaction.commit().await?;
-                return Ok(queued);
+                return Ok(requeued);
             }
         }
         Err(StoreError::marks_keep_moving())
@@ -258,7 +360,8 @@ impl Store {
         Ok(new)
     }
 
-    /// Takes the right to make these rows and to move the marks of their keys; `false` when it has to be tried anew.
+    /// Takes the right to make these rows and to move the marks of their keys: the rows that are held then; `None` when it
+    /// has to be tried anew.
     ///
     /// The caller holds the counter row: no publish and no other replay makes rows at the same time, so what is counted
     /// as new is new, and no key without an unfinished row gets a mark from two sides. Whoever moves a mark holds the
@@ -270,8 +373,8 @@ impl Store {
         subscription_id: &str,
         positions: &[i64],
         new: &NewRows,
-    ) -> Result<bool, StoreError> {
-        let locked = sqlx::query_scalar!(
+    ) -> Result<Option<Vec<i64>>, StoreError> {
+        let mut held = sqlx::query_scalar!(
             r#"
             WITH mine AS (
                 SELECT seq, ordering_key FROM deliveries WHERE subscription_id = $1 AND seq = ANY($2)
@@ -326,58 +429,45 @@ impl Store {
                 WHERE d.subscription_id = $1 AND d.head AND d.status IN ('pending', 'failed')
                 FOR UPDATE OF d SKIP LOCKED
             )
-            SELECT (SELECT count(*) FROM marked) AS "marks!", (SELECT count(*) FROM locked) AS "locked!"
+            SELECT (SELECT count(*) FROM marked) AS "marks!", ARRAY(SELECT seq FROM locked) AS "locked!"
             "#,
             subscription_id,
             positions,
-            &locked,
+            &held,
             &new.key as &[Option<String>],
         )
         .fetch_one(self.run(transaction))
         .await?;
-        Ok(moved.marks == moved.locked)
+        let marks = usize::try_from(moved.marks).unwrap_or(usize::MAX);
+        let all = marks == moved.locked.len();
+        held.extend(moved.locked);
+        Ok(all.then_some(held))
     }
 
-    /// Resets or makes the deliveries of these positions and moves the marks of their keys.
+    /// Resets or makes the deliveries of these positions and moves the marks of their keys. `held` are the rows that are
+    /// locked: those that exist, and those that carry the marks.
     async fn requeue(
         &self,
         transaction: &mut PgConnection,
         subscription_id: &str,
         positions: &[i64],
         new: &NewRows,
-    ) -> Result<i64, StoreError> {
-        // The rows, and the rows that carry the marks of their keys.
-        let locked = sqlx::query!(
+        held: &[i64],
+    ) -> Result<HashMap<i64, Replay>, StoreError> {
+        let before = sqlx::query!(
             r#"
-            WITH mine AS (
-                SELECT seq, ordering_key FROM deliveries WHERE subscription_id = $1 AND seq = ANY($2)
-            ), heads AS (
-                SELECT first.seq
-                FROM (
-                    SELECT ordering_key FROM mine WHERE ordering_key IS NOT NULL
-                    UNION SELECT n.key FROM unnest($3::text[]) AS n(key) WHERE n.key IS NOT NULL
-                ) k
-                CROSS JOIN LATERAL (
-                    SELECT f.seq FROM deliveries f
-                    WHERE f.subscription_id = $1 AND f.ordering_key = k.ordering_key
-                      AND f.status IN ('pending', 'failed') AND f.head
-                    ORDER BY f.seq LIMIT 1
-                ) first
-            )
-            SELECT d.seq AS "seq!", d.ordering_key, d.status AS "status!", d.head AS "head!",
-                   d.lease_until IS NOT NULL AS "claimed!", d.seq = ANY($2) AS "replayed!"
-            FROM deliveries d
-            WHERE d.subscription_id = $1 AND d.seq IN (SELECT seq FROM mine UNION SELECT seq FROM heads)
-            ORDER BY d.seq
-            FOR UPDATE OF d
+            SELECT seq, ordering_key, status, head, lease_until IS NOT NULL AS "claimed!", seq = ANY($3) AS "replayed!"
+            FROM deliveries
+            WHERE subscription_id = $1 AND seq = ANY($2)
+            ORDER BY seq
             "#,
             subscription_id,
+            held,
             positions,
-            &new.key as &[Option<String>],
         )
         .fetch_all(self.run(transaction))
         .await?;
-        let queued = sqlx::query!(
+        let written = sqlx::query_scalar!(
             r#"
             INSERT INTO deliveries AS d (
                 event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, ordering_key,
@@ -398,6 +488,7 @@ impl Store {
                 delivered_at = CASE WHEN d.lease_until IS NULL THEN NULL ELSE d.delivered_at END,
                 head = CASE WHEN d.lease_until IS NOT NULL THEN d.head
                             ELSE d.ordering_key IS NULL OR (d.head AND d.status IN ('pending', 'failed')) END
+            RETURNING seq
             "#,
             subscription_id,
             positions,
@@ -405,22 +496,22 @@ impl Store {
             &new.key as &[Option<String>],
             &new.at_most_once,
         )
-        .execute(self.run(transaction))
-        .await?
-        .rows_affected();
-        let queued = i64::try_from(queued).unwrap_or(i64::MAX);
+        .fetch_all(self.run(transaction))
+        .await?;
 
+        let mut requeued: HashMap<i64, Replay> = written.into_iter().map(|seq| (seq, Replay::Created)).collect();
         let mut change = DeliveryCounts::default();
-        let mut replayed_rows = 0;
         // The head of each key before the replay, and whether it runs: a running head keeps its mark until it settles.
         let mut heads: HashMap<&str, (i64, bool)> = HashMap::new();
         for key in new.key.iter().flatten() {
             heads.insert(key, (0, false));
         }
-        for row in &locked {
+        for row in &before {
             let unfinished = matches!(row.status.as_str(), "pending" | "failed");
-            if row.replayed {
-                replayed_rows += 1;
+            if row.replayed
+                && let Some(replay) = requeued.get_mut(&row.seq)
+            {
+                *replay = if row.claimed { Replay::InFlight } else { Replay::Again };
                 if !row.claimed {
                     change.add(&row.status, -1);
                     change.add("pending", 1);
@@ -433,7 +524,8 @@ impl Store {
                 }
             }
         }
-        change.pending += queued - replayed_rows;
+        let created = requeued.values().filter(|replay| **replay == Replay::Created).count();
+        change.pending += i64::try_from(created).unwrap_or(i64::MAX);
         let keys: Vec<Key<'_>> = heads
             .iter()
             .filter(|(_, (_, running))| !running)
@@ -445,6 +537,6 @@ impl Store {
             .collect();
         self.move_heads(transaction, &keys).await?;
         self.count(transaction, CountRole::Operate, change).await?;
-        Ok(queued)
+        Ok(requeued)
     }
 }

@@ -1,10 +1,11 @@
-//! Sealing anew what is stored as it was given, or under a key that is no longer the newest.
+//! Secrets at rest: sealing anew what is stored as it was given, or under a key that is no longer the newest, and erasing
+//! what no longer signs.
 
 use super::{Store, StoreError};
 use crate::domain::ids::SubscriptionId;
 use crate::domain::seal::{SigningSecret, Unopened};
 
-/// Subscriptions sealed anew by one transaction: publishing waits while it runs.
+/// Subscriptions sealed anew, or rid of a former secret, by one transaction: publishing waits while it runs.
 const BATCH: i64 = 100;
 
 /// What signs the deliveries of a subscription now.
@@ -25,6 +26,15 @@ pub struct Resealed {
     pub unopened: Vec<SubscriptionId>,
     /// Where to go on; `None` when all have been seen.
     pub next: Option<String>,
+}
+
+/// How far erasing has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Erased {
+    /// Former secrets that are gone now.
+    pub erased: u64,
+    /// Whether there may be more.
+    pub more: bool,
 }
 
 impl Store {
@@ -128,5 +138,43 @@ impl Store {
         .rows_affected();
         transaction.commit().await?;
         Ok(done)
+    }
+
+    /// Erases former secrets that no longer sign, a bounded number of them. One that a rotation replaces meanwhile is left
+    /// to the rotation.
+    pub async fn erase_former_secrets(&self) -> Result<Erased, StoreError> {
+        // Looked for first: an update, even of nothing, takes the counter row and makes every process read its view anew.
+        let mut reader = self.own_reader().await?;
+        let ids = sqlx::query_scalar!(
+            r#"
+            SELECT id FROM subscriptions
+            WHERE previous_secret IS NOT NULL AND coalesce(previous_secret_until, 0) <= now_ms()
+            ORDER BY id
+            LIMIT $1
+            "#,
+            BATCH,
+        )
+        .fetch_all(self.run(&mut reader))
+        .await?;
+        drop(reader);
+        if ids.is_empty() {
+            return Ok(Erased { erased: 0, more: false });
+        }
+        let mut transaction = self.begin().await?;
+        let erased = sqlx::query!(
+            r#"
+            UPDATE subscriptions SET previous_secret = NULL, previous_secret_until = NULL
+            WHERE id = ANY($1) AND previous_secret IS NOT NULL AND coalesce(previous_secret_until, 0) <= now_ms()
+            "#,
+            &ids,
+        )
+        .execute(self.run(&mut transaction))
+        .await?
+        .rows_affected();
+        transaction.commit().await?;
+        Ok(Erased {
+            erased,
+            more: i64::try_from(ids.len()).is_ok_and(|count| count == BATCH),
+        })
     }
 }

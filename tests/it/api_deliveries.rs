@@ -298,6 +298,7 @@ async fn a_replay_of_events_queues_those_that_are_stored_and_match() {
         events[0].id(),
         events[1].id(),
         events[1].id(),
+        events[3].id(),
         other.id(),
         events[5].id(),
         "evt_x",
@@ -306,8 +307,29 @@ async fn a_replay_of_events_queues_those_that_are_stored_and_match() {
     ];
     let mut ids: Vec<String> = chosen.into_iter().map(str::to_owned).collect();
     ids.push(event_id());
+    // An attempt of the fourth is running.
+    site.run(&format!(
+        "UPDATE deliveries SET status = 'failed', lease_owner = 'w', lease_until = now_ms() + 60000, claim_id = 7, \
+         claimed_generation = 0 WHERE event_id = '{}'",
+        events[3].id()
+    ))
+    .await;
     let answer = replay(&site, &json!({ "subscription_id": sub, "event_ids": ids, "more": 1 })).await;
-    assert_eq!(answer, json!({ "subscription_id": sub, "queued": 2 }));
+    let result = |event_id: &str, result: &str| json!({ "event_id": event_id, "result": result });
+    assert_eq!(
+        answer,
+        json!({ "subscription_id": sub, "queued": 3, "created": 1, "in_flight": 1, "enabled": true, "results": [
+            result(events[0].id(), "created"),
+            result(events[1].id(), "queued"),
+            result(events[3].id(), "in_flight"),
+            result(other.id(), "not_matched"),
+            result(events[5].id(), "not_matched"),
+            result("evt_x", "not_found"),
+            result("\u{0}", "not_found"),
+            result("", "not_found"),
+            result(&ids[9], "not_found"),
+        ] })
+    );
     let reset = site
         .number(
             "SELECT count(*) FROM deliveries WHERE subscription_id = $1 AND status = 'pending' AND attempt = 0 \
@@ -322,8 +344,8 @@ async fn a_replay_of_events_queues_those_that_are_stored_and_match() {
     );
 
     assert_eq!(
-        replay(&site, &json!({ "subscription_id": sub, "event_ids": [] })).await["queued"],
-        0
+        replay(&site, &json!({ "subscription_id": sub, "event_ids": [] })).await,
+        json!({ "subscription_id": sub, "queued": 0, "created": 0, "in_flight": 0, "enabled": true, "results": [] })
     );
     let many: Vec<String> = (0..1000).map(|_| event_id()).collect();
     assert_eq!(
@@ -354,21 +376,23 @@ async fn a_replay_from_a_position_queues_what_matches_from_there_on_even_while_d
     let fourth = site
         .number("SELECT seq FROM events WHERE id = $1", events[3].id())
         .await;
-    for (from, queued) in [(fourth, 7), (fourth + 1, 6), (0, 10), (9_007_199_254_740_991, 0)] {
+    let answered = |queued: i64, created: i64| {
+        json!({
+            "subscription_id": sub, "queued": queued, "created": created, "in_flight": 0, "enabled": false
+        })
+    };
+    for (from, queued, created) in [
+        (fourth, 7, 7),
+        (fourth + 1, 6, 0),
+        (0, 10, 3),
+        (9_007_199_254_740_991, 0, 0),
+    ] {
         let answer = replay(&site, &json!({ "subscription_id": sub, "from_seq": from })).await;
-        assert_eq!(
-            answer,
-            json!({ "subscription_id": sub, "queued": queued }),
-            "from {from}"
-        );
+        assert_eq!(answer, answered(queued, created), "from {from}");
     }
     for (after, queued) in [(fourth, 6), (fourth - 1, 7), (0, 10), (9_007_199_254_740_991, 0)] {
         let answer = replay(&site, &json!({ "subscription_id": sub, "cursor": cursor(0, after) })).await;
-        assert_eq!(
-            answer,
-            json!({ "subscription_id": sub, "queued": queued }),
-            "after {after}"
-        );
+        assert_eq!(answer, answered(queued, 0), "after {after}");
     }
     assert_eq!(site.deliveries_of(&sub).await, 10);
 }
@@ -389,18 +413,22 @@ async fn a_replay_of_more_than_ten_thousand_says_where_to_go_on() {
     ))
     .await;
     let first = replay(&site, &json!({ "subscription_id": sub, "from_seq": 0 })).await;
-    assert_eq!(
-        first,
-        json!({ "subscription_id": sub, "queued": 10_000, "next": cursor(0, 20_002 * 3 - 1) })
-    );
+    let answered = |queued: i64, created: i64| {
+        json!({
+            "subscription_id": sub, "queued": queued, "created": created, "in_flight": 0, "enabled": true
+        })
+    };
+    let mut wanted = answered(10_000, 10_000);
+    wanted["next"] = json!(cursor(0, 20_002 * 3 - 1));
+    assert_eq!(first, wanted);
     let rest = replay(&site, &json!({ "subscription_id": sub, "cursor": first["next"] })).await;
-    assert_eq!(rest, json!({ "subscription_id": sub, "queued": 25 }));
+    assert_eq!(rest, answered(25, 25));
     assert_eq!(site.deliveries_of(&sub).await, 10_025);
     // Exactly ten thousand leave nothing.
     let from = 2 * 26 * 3;
     assert_eq!(
         replay(&site, &json!({ "subscription_id": sub, "from_seq": from })).await,
-        json!({ "subscription_id": sub, "queued": 10_000 })
+        answered(10_000, 0)
     );
     let counts = list(&site, "limit=1").await.body["counts"].clone();
     assert_eq!(
@@ -467,7 +495,11 @@ async fn a_replay_by_time_begins_with_the_first_event_received_at_or_after_it() 
         let body = json!({ "subscription_id": sub, "since": since });
         assert_valid("events.delivery-admin-request@1", &body);
         let answer = replay(&site, &body).await;
-        assert_eq!(answer, json!({ "subscription_id": sub, "queued": queued }), "{since}");
+        assert_eq!(
+            (&answer["queued"], answer.get("next")),
+            (&json!(queued), None),
+            "{since}"
+        );
     }
     // The clock was set back by eight seconds: what it called the same time before and after is all there.
     site.run(&format!(

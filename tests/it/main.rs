@@ -6,6 +6,7 @@
 
 mod api_authority;
 mod api_deliveries;
+mod api_documents;
 mod api_edge;
 mod api_hostile;
 mod api_limits;
@@ -32,6 +33,7 @@ mod store_claims;
 mod store_counter;
 mod store_fixture;
 mod store_heads;
+mod store_indexes;
 mod store_leases;
 mod store_migrate;
 mod store_plans;

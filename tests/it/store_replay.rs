@@ -2,13 +2,13 @@
 
 use openvibe_events::{
     domain::{ids::SubscriptionId, policy::Policy, topic::TopicPattern},
-    store::{ReplaySelection, Replayed, Store},
+    store::{Replay, ReplaySelection, Replayed, Store},
 };
 
 use crate::{
     store_fixture::{
-        Door, Fixture, assert_counts, broken_keys, claim, costs, delivered, event_from, event_of, events_of, heads,
-        positions, put, put_keyed, request, settle_all,
+        Door, Fixture, assert_counts, broken_keys, claim, costs, delivered, ending, event_from, event_of, events_of,
+        heads, positions, put, put_keyed, request, settle_all, subscribe,
     },
     support::envelopes::envelope,
 };
@@ -229,16 +229,19 @@ async fn replays_that_make_the_same_rows_at_once_count_each_row_once() {
         b.replay(&id, &everything),
         c.replay(&id, &everything)
     );
+    let mut created = 0;
     for replayed in [a, b, c] {
         let replayed = replayed.expect("a replay").expect("a subscription");
-        assert_eq!(
-            replayed,
-            Replayed {
-                queued: 1_000,
-                next: None
-            }
-        );
+        created += replayed.created;
+        let all = Replayed {
+            queued: 1_000,
+            created: replayed.created,
+            enabled: true,
+            ..Replayed::default()
+        };
+        assert_eq!(replayed, all);
     }
+    assert_eq!(created, 1_000, "each row was made once");
     assert_eq!(fixture.number("SELECT count(*) FROM deliveries").await, 1_000);
     assert_counts(&fixture.store, fixture.pool()).await;
 }
@@ -278,6 +281,138 @@ async fn a_replay_that_meets_its_bound_says_where_to_go_on() {
     }
     assert_eq!(queued, [10_000, 501]);
     assert_eq!(fixture.number("SELECT count(*) FROM deliveries").await, 10_501);
+    assert_counts(&fixture.store, fixture.pool()).await;
+}
+
+/// A thousand events, twice what one transaction of a replay takes, that a subscription has been sent.
+async fn a_thousand_delivered(fixture: &Fixture) -> (SubscriptionId, Vec<i64>) {
+    let id = fixture.subscription(1).await;
+    for _ in 0..5 {
+        let events = events_of(TYPE, 200);
+        put(&fixture.store, Some(&id), &events, None)
+            .await
+            .expect("stored events");
+    }
+    fixture
+        .sql(
+            "UPDATE deliveries SET status = 'delivered', next_attempt_at = NULL; UPDATE delivery_counts \
+             SET delivered = pending, pending = 0",
+        )
+        .await;
+    let positions = sqlx::query_scalar("SELECT seq FROM deliveries ORDER BY seq");
+    (id, positions.fetch_all(fixture.pool()).await.expect("positions"))
+}
+
+#[tokio::test]
+async fn a_replay_that_fails_half_way_tells_what_it_queued_and_where_to_go_on() {
+    let fixture = Fixture::new().await;
+    let (id, at) = a_thousand_delivered(&fixture).await;
+    let mut held = fixture.pool().begin().await.expect("a transaction");
+    sqlx::query("SELECT FROM deliveries WHERE seq = $1 FOR UPDATE")
+        .bind(at[700])
+        .execute(&mut *held)
+        .await
+        .expect("a held row");
+    let replayed = fixture.store.replay(&id, &ReplaySelection::FromPosition(0)).await;
+    let replayed = replayed.expect("a part of it").expect("a subscription");
+    assert_eq!((replayed.queued, replayed.next), (500, Some(at[500])));
+    assert_counts(&fixture.store, fixture.pool()).await;
+    // Who names events hears of all of them or of none.
+    let named: Vec<String> = sqlx::query_scalar("SELECT event_id FROM deliveries WHERE status = 'delivered'")
+        .fetch_all(fixture.pool())
+        .await
+        .expect("five hundred events");
+    let refused = fixture.store.replay(&id, &ReplaySelection::Events(named.clone())).await;
+    assert!(refused.is_err(), "{refused:?}");
+    let waiting = "SELECT count(*) FROM deliveries WHERE status = 'pending'";
+    assert_eq!(fixture.number(waiting).await, 500);
+    held.rollback().await.expect("the row is free");
+
+    let rest = fixture.store.replay(&id, &ReplaySelection::FromPosition(at[500])).await;
+    let rest = rest.expect("the rest").expect("a subscription");
+    assert_eq!((rest.queued, rest.next), (500, None));
+    assert_eq!(fixture.number(waiting).await, 1_000);
+    assert_counts(&fixture.store, fixture.pool()).await;
+}
+
+#[tokio::test]
+async fn a_replay_that_takes_too_long_stops_between_transactions_and_says_where_to_go_on() {
+    let fixture = Fixture::new().await;
+    let id = fixture.subscription(1).await;
+    for _ in 0..10 {
+        put(&fixture.store, None, &events_of(TYPE, 200), None)
+            .await
+            .expect("stored events");
+    }
+    fixture
+        .sql(
+            "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN PERFORM pg_sleep(3.5); RETURN NULL; END $$; \
+             CREATE TRIGGER dawdle BEFORE INSERT ON deliveries FOR EACH STATEMENT EXECUTE FUNCTION dawdle()",
+        )
+        .await;
+    let replayed = fixture.store.replay(&id, &ReplaySelection::FromPosition(0)).await;
+    let replayed = replayed.expect("a part of it").expect("a subscription");
+    let next = fixture
+        .number("SELECT seq FROM events ORDER BY seq LIMIT 1 OFFSET 1500")
+        .await;
+    assert_eq!((replayed.queued, replayed.next), (1_500, Some(next)));
+}
+
+#[tokio::test]
+async fn a_replay_of_named_events_says_what_became_of_each() {
+    let fixture = Fixture::new().await;
+    let id = subscribe(&fixture.store, "chat", "live.*", 4).await;
+    let known = events_of(TYPE, 3);
+    put(&fixture.store, Some(&id), &known, None)
+        .await
+        .expect("stored events");
+    let before = event_of(TYPE);
+    let other = event_of("chat.message.created");
+    let of_an_app = event_of(TYPE);
+    put(
+        &fixture.store,
+        None,
+        &[before.clone(), other.clone(), of_an_app.clone()],
+        None,
+    )
+    .await
+    .expect("stored events");
+    let app = of_an_app.event_id.as_str();
+    fixture
+        .sql(&format!("UPDATE events SET project_id = 'prj_1' WHERE id = '{app}'"))
+        .await;
+    // The first is delivered, the second runs.
+    let pass = claim(&fixture.store, "worker", &[&id]).await;
+    let ended = ending(&pass.claimed[0], delivered());
+    fixture.store.settle("worker", &[ended]).await.expect("a settle");
+    fixture
+        .sql(&format!(
+            "UPDATE deliveries SET lease_owner = NULL, lease_until = NULL, claim_id = NULL WHERE event_id = '{}'",
+            known[2].event_id.as_str()
+        ))
+        .await;
+    let names = [&known[0], &known[1], &known[2], &before, &other, &of_an_app].map(|event| event.event_id.to_string());
+    let selection = ReplaySelection::Events(names.iter().cloned().chain(["evt_gone".to_owned()]).collect());
+    let replayed = fixture.store.replay(&id, &selection).await;
+    let replayed = replayed.expect("a replay").expect("a subscription");
+    let what = names.each_ref().map(|name| replayed.events.get(name).copied());
+    let wanted = [
+        Replay::Again,
+        Replay::InFlight,
+        Replay::Again,
+        Replay::Created,
+        Replay::Unmatched,
+        Replay::Unmatched,
+    ];
+    assert_eq!(what, wanted.map(Some));
+    assert_eq!(
+        replayed.events.len(),
+        names.len(),
+        "nothing is said of what is not stored"
+    );
+    let counts = (replayed.queued, replayed.created, replayed.in_flight, replayed.next);
+    assert_eq!(counts, (4, 1, 1, None));
     assert_counts(&fixture.store, fixture.pool()).await;
 }
 

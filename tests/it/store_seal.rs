@@ -3,7 +3,7 @@
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use openvibe_events::{
     domain::{ids::SubscriptionId, seal::Sealer},
-    store::{Addresses, Store},
+    store::{self, Addresses, Store},
 };
 
 use crate::{
@@ -132,6 +132,91 @@ async fn many_secrets_are_sealed_in_batches() {
     assert_eq!(batches, [100, 100, 50]);
     let untouched = "SELECT count(*) FROM subscriptions WHERE secret NOT LIKE 'sealed:1:%' OR updated_at <> 1";
     assert_eq!(fixture.number(untouched).await, 0);
+}
+
+#[tokio::test]
+async fn a_former_secret_is_erased_when_it_no_longer_signs_and_not_before() {
+    let fixture = Fixture::new().await;
+    let (ending, lasting) = (fixture.subscription(1).await, fixture.subscription(1).await);
+    let store = with_keys(&fixture, &[&NEW]).await;
+    for id in [&ending, &lasting] {
+        let rotated = store.rotate_secret("chat", id, "whsec_later", 60_000).await;
+        rotated.expect("a rotation").expect("a subscription");
+    }
+    let nothing = store::Erased { erased: 0, more: false };
+    assert_eq!(store.erase_former_secrets().await.expect("a look"), nothing);
+    fixture
+        .sql(&format!(
+            "UPDATE subscriptions SET previous_secret_until = now_ms() - 1, updated_at = 1 WHERE id = '{ending}'"
+        ))
+        .await;
+    let version = "SELECT version FROM store_counter";
+    let untouched = fixture.number(version).await;
+    let (secret, _) = stored(&fixture, &ending).await;
+    let erased = store.erase_former_secrets().await.expect("a batch");
+    assert_eq!((erased.erased, erased.more), (1, false));
+    assert_eq!(stored(&fixture, &ending).await, (secret, None));
+    assert!(stored(&fixture, &lasting).await.1.is_some(), "this one still signs");
+    let dated = "SELECT count(*) FROM subscriptions WHERE updated_at = 1 AND previous_secret_until IS NULL";
+    assert_eq!(fixture.number(dated).await, 1, "to its consumer nothing has changed");
+    let after = fixture.number(version).await;
+    assert!(after > untouched, "claims read the subscription anew");
+    assert_eq!(store.erase_former_secrets().await.expect("a look"), nothing);
+    assert_eq!(
+        fixture.number(version).await,
+        after,
+        "a look that finds nothing disturbs nobody"
+    );
+
+    let both = Ok(vec!["whsec_later".to_owned(), "whsec_test".to_owned()]);
+    assert_eq!(opened(&fixture, &store, &lasting).await, both);
+    assert_eq!(
+        opened(&fixture, &store, &ending).await,
+        Ok(vec!["whsec_later".to_owned()])
+    );
+}
+
+#[tokio::test]
+async fn many_former_secrets_are_erased_in_batches_by_any_number_of_processes() {
+    let fixture = Fixture::new().await;
+    fixture
+        .sql(
+            "INSERT INTO subscriptions (id, consumer, topic_pattern, endpoint, secret, previous_secret, \
+             previous_secret_until, created_at, updated_at) \
+             SELECT 'sub_' || lpad(n::text, 26, '0'), 'chat', '*', 'http://127.0.0.1/' || n, 'whsec_test', 'whsec_old', 1, 1, 1 \
+             FROM generate_series(1, 250) n",
+        )
+        .await;
+    let alone = fixture.store.erase_former_secrets().await.expect("a batch");
+    assert_eq!((alone.erased, alone.more), (100, true));
+    let (one, two) = (fixture.another().await, fixture.another().await);
+    let all = async |store: &Store| {
+        let mut sum = 0;
+        loop {
+            let done = store.erase_former_secrets().await.expect("a batch");
+            sum += done.erased;
+            if !done.more {
+                break sum;
+            }
+        }
+    };
+    let (first, second) = tokio::join!(all(&one), all(&two));
+    assert_eq!(first + second, 150, "each is erased once");
+    let left = "SELECT count(*) FROM subscriptions WHERE previous_secret IS NOT NULL";
+    assert_eq!(fixture.number(left).await, 0);
+}
+
+#[tokio::test]
+async fn a_running_process_erases_what_a_rotation_left_behind() {
+    let (fixture, network) = tokio::join!(Fixture::new(), Network::start());
+    let id = fixture.subscription(1).await;
+    let service = Service::start(fixture.database(), &network, &[]).await;
+    let path = format!("/api/v1/subscriptions/{id}/rotate-secret");
+    let token = service.client().service_token("chat");
+    let body = serde_json::json!({ "overlap_s": 1 });
+    service.client().post(&path, Some(&token), &body).await.expect(200);
+    assert!(stored(&fixture, &id).await.1.is_some(), "it signs for a second");
+    eventually("it is erased", SOON, async || stored(&fixture, &id).await.1.is_none()).await;
 }
 
 #[tokio::test]
