@@ -146,8 +146,9 @@ CREATE UNIQUE INDEX deliveries_position ON deliveries (seq, subscription_id);
 -- What a claim looks for.
 CREATE INDEX deliveries_runnable ON deliveries (subscription_id, priority, next_attempt_at, seq)
     WHERE head AND lease_until IS NULL AND status IN ('pending', 'failed');
--- What is in flight: the cap of a subscription, and leases that ended.
-CREATE INDEX deliveries_leased ON deliveries (subscription_id, lease_until) WHERE lease_until IS NOT NULL;
+-- What is in flight: the cap of a subscription, and leases that ended. In the order of the claims, so that a count begins
+-- with the oldest one that was in flight at the count before: what ended before that leaves dead entries.
+CREATE INDEX deliveries_leased ON deliveries (subscription_id, claim_id) WHERE lease_until IS NOT NULL;
 -- The first and the last unfinished row of a key. Each finished row leaves dead entries here, which stay for as long as
 -- anybody holds a snapshot: a search begins at a position before which nothing of the key is unfinished.
 CREATE INDEX deliveries_key ON deliveries (subscription_id, ordering_key, seq)
@@ -158,7 +159,8 @@ CREATE INDEX deliveries_rest ON deliveries (subscription_id, ordering_key, seq)
 -- The dead-letter queue.
 CREATE INDEX deliveries_dead ON deliveries (seq, subscription_id) WHERE status = 'dead';
 
-CREATE SEQUENCE delivery_claims AS bigint CACHE 32;
+-- Without a cache, so that claims of one subscription, which are made one after the other under its lock, grow.
+CREATE SEQUENCE delivery_claims AS bigint CACHE 1;
 
 -- How many deliveries are in each status: changes by process, role and period, summed on read and folded into the row
 -- of an empty owner, so that no two transactions of different processes meet on one row.

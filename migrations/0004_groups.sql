@@ -252,6 +252,8 @@ CREATE FUNCTION claim_deliveries(
     in_id text[],
     -- Due times before these, by priority, hold nothing runnable.
     in_critical bigint[], in_important bigint[], in_low bigint[],
+    -- Claims before these are not in flight.
+    in_claims_from bigint[],
     -- Rows wanted at most of each, of all those of its consumer, and of all.
     in_own_room bigint[], in_consumer_room bigint[], in_room bigint,
     in_owner text, in_lease_ms bigint, in_inflight_default integer,
@@ -259,7 +261,7 @@ CREATE FUNCTION claim_deliveries(
     in_durable boolean
 ) RETURNS TABLE (
     version bigint, now_ms bigint, skipped boolean,
-    subscription_id text, free bigint, consumer text, endpoint text, secret text, previous_secret text,
+    subscription_id text, free bigint, claims_from bigint, consumer text, endpoint text, secret text, previous_secret text,
     retry_policy text,
     seq bigint, attempt integer, at_most_once boolean, skipped_by_operator boolean, claim_id bigint, priority integer,
     due_at bigint,
@@ -280,18 +282,23 @@ DECLARE
     );
     enabled bigint := (SELECT count(*) FROM subscriptions s WHERE s.id = ANY(in_id) AND s.enabled = 1);
     store_version bigint := (SELECT c.version FROM store_counter c WHERE c.name = 'events');
+    -- Read under the locks: later claims of these subscriptions come behind it.
+    last_claim bigint := (SELECT c.last_value FROM delivery_claims c);
 BEGIN
     RETURN QUERY
     WITH locked AS MATERIALIZED (
         SELECT s.id, s.consumer, s.endpoint, s.secret, s.retry_policy,
                CASE WHEN s.previous_secret_until > now_ms() THEN s.previous_secret END AS previous_secret,
                c.critical, c.important, c.low, c.consumer_room,
-               least(c.own_room, greatest(coalesce(s.max_inflight, in_inflight_default) - (
-                   SELECT count(*) FROM deliveries l WHERE l.subscription_id = s.id AND l.lease_until > now_ms()
-               ), 0)) AS free
-        FROM unnest(in_id, in_critical, in_important, in_low, in_own_room, in_consumer_room)
-            AS c(id, critical, important, low, own_room, consumer_room)
+               least(c.own_room, greatest(coalesce(s.max_inflight, in_inflight_default) - flying.claims, 0)) AS free,
+               coalesce(flying.oldest, last_claim) AS claims_from
+        FROM unnest(in_id, in_critical, in_important, in_low, in_claims_from, in_own_room, in_consumer_room)
+            AS c(id, critical, important, low, claims_from, own_room, consumer_room)
         JOIN subscriptions s ON s.id = c.id
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS claims, min(l.claim_id) AS oldest FROM deliveries l
+            WHERE l.subscription_id = s.id AND l.claim_id >= c.claims_from AND l.lease_until > now_ms()
+        ) flying
         WHERE s.id = ANY(locked_ids)
     ), runnable AS (
         SELECT l.consumer, l.consumer_room, d.*
@@ -329,7 +336,7 @@ BEGIN
                   p.next_attempt_at AS due_at
     )
     SELECT store_version, now_ms(), cardinality(locked_ids) < enabled,
-           l.id, l.free, l.consumer, l.endpoint, l.secret, l.previous_secret, l.retry_policy,
+           l.id, l.free, l.claims_from, l.consumer, l.endpoint, l.secret, l.previous_secret, l.retry_policy,
            c.seq, c.attempt, c.at_most_once, c.skipped, c.claim_id, c.priority, c.due_at,
            e.id, e.event_type, e.version, e.source, e.actor, e.on_behalf_of, e.subject_type, e.subject_id,
            e.subject_revision, e.trace_id, e.priority, e.visibility, e.occurred_at, e.received_at, e.payload, e.hops
@@ -538,12 +545,12 @@ CREATE FUNCTION settle_and_claim(
     in_owner text, in_subscription_id text[], in_position bigint[], in_claim_id bigint[], in_outcome text[],
     in_http_status integer[], in_error text[], in_wait_ms bigint[], in_skipped_error text, in_lock_timeout text,
     in_counts_owner text, in_counts_role text, in_period_ms bigint,
-    in_id text[], in_critical bigint[], in_important bigint[], in_low bigint[], in_own_room bigint[],
-    in_consumer_room bigint[], in_room bigint, in_lease_ms bigint, in_inflight_default integer
+    in_id text[], in_critical bigint[], in_important bigint[], in_low bigint[], in_claims_from bigint[],
+    in_own_room bigint[], in_consumer_room bigint[], in_room bigint, in_lease_ms bigint, in_inflight_default integer
 ) RETURNS TABLE (
     lost bigint[],
     version bigint, now_ms bigint, skipped boolean,
-    subscription_id text, free bigint, consumer text, endpoint text, secret text, previous_secret text,
+    subscription_id text, free bigint, claims_from bigint, consumer text, endpoint text, secret text, previous_secret text,
     retry_policy text,
     seq bigint, attempt integer, at_most_once boolean, skipped_by_operator boolean, claim_id bigint, priority integer,
     due_at bigint,
@@ -569,8 +576,8 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT lost_claims, c.* FROM claim_deliveries(
-        in_id, in_critical, in_important, in_low, in_own_room, in_consumer_room, in_room, in_owner, in_lease_ms,
-        in_inflight_default, cardinality(in_claim_id) > 0
+        in_id, in_critical, in_important, in_low, in_claims_from, in_own_room, in_consumer_room, in_room, in_owner,
+        in_lease_ms, in_inflight_default, cardinality(in_claim_id) > 0
     ) c;
 END
 $$;

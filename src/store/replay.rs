@@ -360,7 +360,7 @@ impl Store {
                     ORDER BY m.seq LIMIT 1
                 ) open ON true
                 CROSS JOIN LATERAL (VALUES (rest.seq, false), (open.seq, true)) marked(seq, open)
-                WHERE marked.seq <> ALL($3)
+                WHERE marked.seq IS NOT NULL AND marked.seq <> ALL($3)
             ), locked AS MATERIALIZED (
                 SELECT d.seq
                 FROM deliveries d
