@@ -194,6 +194,7 @@ pub(crate) fn candidate(id: &SubscriptionId) -> Candidate {
     Candidate {
         id: id.clone(),
         frontier: NO_FRONTIER,
+        claims_from: 0,
         room: 1_000,
         consumer_room: 1_000,
     }
@@ -433,9 +434,10 @@ pub(crate) fn claim_literals(ids: &[&SubscriptionId], frontier: i64) -> String {
     let each = |value: String| format!("ARRAY[{}]", vec![value; ids.len()].join(", "));
     let names: Vec<String> = ids.iter().map(|id| format!("'{id}'")).collect();
     let (frontier, room) = (each(format!("{frontier}::bigint")), each("100::bigint".to_owned()));
+    let claims_from = each("0::bigint".to_owned());
     format!(
         "'w', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '{{}}', '', NULL, 'w', 'settle', 10000, ARRAY[{}], {frontier}, \
-         {frontier}, {frontier}, {room}, {room}, 100, 1000, 1",
+         {frontier}, {frontier}, {claims_from}, {room}, {room}, 100, 1000, 1",
         names.join(", ")
     )
 }
