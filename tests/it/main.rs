@@ -17,6 +17,8 @@ mod api_refusals;
 mod api_subscriptions;
 mod api_world;
 mod contracts;
+mod delivery_company;
+mod delivery_processes;
 mod delivery_worker;
 mod dev;
 mod docs;
