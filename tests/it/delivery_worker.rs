@@ -448,20 +448,98 @@ async fn a_body_is_not_waited_for_and_changes_nothing() {
 #[tokio::test]
 async fn one_delivery_of_a_subscription_is_in_flight_across_two_processes() {
     let world = World::new().await;
-    world
-        .receiver
-        .answer_with("/hook", |_| Answer::status(204).after(Duration::from_millis(20)));
-    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let mut ids = Vec::new();
+    for path in ["/0", "/1", "/2", "/3"] {
+        world
+            .receiver
+            .answer_with(path, |_| Answer::status(204).after(Duration::from_millis(20)));
+        ids.push(world.subscribe("chat", &world.receiver.url(path)).await);
+    }
     let one = Process::start(world.database.url(), settings()).await;
     let two = Process::start(world.database.url(), settings()).await;
-    for _ in 0..3 {
-        world.publish(8, &[&id]).await;
-        one.wake.subscriptions([id.clone()]);
-        two.wake.subscriptions([id.clone()]);
+    let all: Vec<&SubscriptionId> = ids.iter().collect();
+    for _ in 0..5 {
+        world.publish(4, &all).await;
+        one.wake.subscriptions(ids.iter().cloned());
+        two.wake.subscriptions(ids.iter().cloned());
+    }
+    for (id, path) in ids.iter().zip(["/0", "/1", "/2", "/3"]) {
+        world.all(id, "delivered").await;
+        assert_eq!(world.receiver.peak(path), 1);
+        assert_eq!(world.receiver.calls_to(path).len(), 20, "none twice");
+    }
+}
+
+#[tokio::test]
+async fn a_cap_of_two_runs_two_keys_and_never_one_of_them_twice() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |_| Answer::hang(204));
+    let id = world.subscribe_capped("chat", "/hook", 2).await;
+    let process = Process::start(world.database.url(), settings()).await;
+    world
+        .publish_keyed(&[Some("a"), Some("a"), Some("b"), Some("b")], &[&id])
+        .await;
+    process.wake.subscriptions([id.clone()]);
+    for lot in 1..=2 {
+        world.receiver.wait_calls(2 * lot, SOON).await;
+        stays("no third", Duration::from_millis(300), async || {
+            world.receiver.active("/hook") == 2 && world.receiver.calls().len() == 2 * lot
+        })
+        .await;
+        let calls = world.receiver.calls();
+        let keys = calls[2 * lot - 2..]
+            .iter()
+            .map(|call| call.json()["event"]["payload"]["key"].clone());
+        let mut keys: Vec<String> = keys.map(|key| key.to_string()).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, [r#""a""#, r#""b""#]);
+        world.receiver.release();
     }
     world.all(&id, "delivered").await;
-    assert_eq!(world.receiver.peak("/hook"), 1);
-    assert_eq!(world.receiver.calls().len(), 24, "none twice");
+}
+
+#[tokio::test]
+async fn order_per_key_holds_when_a_process_dies_in_the_middle() {
+    const KEYS: [&str; 3] = ["a", "b", "c"];
+    let world = World::new().await;
+    let payload = |call: &Call, member: &str| call.json()["event"]["payload"][member].clone();
+    // The first arrival of the twelfth event is never answered: its process dies over it.
+    world
+        .receiver
+        .answer_with("/hook", move |call| match payload(call, "n").as_i64() {
+            Some(12) if call.attempt() == 1 => Answer::hang(204),
+            _ => Answer::status(204).after(Duration::from_millis(20)),
+        });
+    let id = world.subscribe_capped("chat", "/hook", 3).await;
+    let mut first = Process::start(world.database.url(), settings()).await;
+    let keys: Vec<Option<&str>> = (0..30).map(|n| Some(KEYS[n % 3])).collect();
+    world.publish_keyed(&keys, &[&id]).await;
+    first.wake.subscriptions([id.clone()]);
+    world
+        .receiver
+        .wait_until("the event over which it dies", SOON, |receiver| {
+            receiver.calls().iter().any(|call| payload(call, "n") == 12)
+        })
+        .await;
+    first.crash();
+    let _second = Process::start(world.database.url(), settings()).await;
+    world.all(&id, "delivered").await;
+    for key in KEYS {
+        let calls = world.receiver.calls();
+        let of_key: Vec<_> = calls.iter().filter(|call| payload(call, "key") == key).collect();
+        let mut order: Vec<i64> = of_key.iter().filter_map(|call| payload(call, "n").as_i64()).collect();
+        assert!(order.is_sorted(), "{key}: {order:?}");
+        order.dedup();
+        assert_eq!(order.len(), 10, "{key}: {order:?}");
+        let others = of_key
+            .windows(2)
+            .filter(|pair| pair[0].event_id() != pair[1].event_id());
+        let gaps = others.map(|pair| pair[1].arrived - pair[0].arrived);
+        assert!(
+            gaps.min() >= Some(Duration::from_millis(18)),
+            "two events of {key} at a time"
+        );
+    }
 }
 
 #[tokio::test]
@@ -508,7 +586,7 @@ async fn order_per_key_holds_across_two_processes_and_through_failures() {
 async fn the_slots_of_a_process_are_never_exceeded_and_none_stays_unused() {
     let world = World::new().await;
     let mut ids = Vec::new();
-    for n in 0..12 {
+    for n in 0..25 {
         let path = format!("/{n}");
         world
             .receiver
@@ -519,14 +597,18 @@ async fn the_slots_of_a_process_are_never_exceeded_and_none_stays_unused() {
                 .await,
         );
     }
-    let mut four = settings();
-    four.max_inflight = 4;
-    let process = Process::start(world.database.url(), four).await;
+    let mut twenty = settings();
+    twenty.max_inflight = 20;
+    let process = Process::start(world.database.url(), twenty).await;
     let all: Vec<&SubscriptionId> = ids.iter().collect();
-    world.publish(1, &all).await;
+    world.publish(3, &all).await;
     process.wake.subscriptions(ids.iter().cloned());
-    world.receiver.wait_calls(12, SOON).await;
-    assert_eq!(world.receiver.peak_total(), 4);
+    for id in &ids {
+        world.all(id, "delivered").await;
+    }
+    assert_eq!(world.receiver.calls().len(), 75);
+    assert_eq!(world.receiver.peak_total(), 20);
+    assert!((0..25).all(|n| world.receiver.peak(&format!("/{n}")) == 1));
 }
 
 #[tokio::test]

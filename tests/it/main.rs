@@ -18,6 +18,7 @@ mod api_subscriptions;
 mod api_world;
 mod contracts;
 mod delivery_company;
+mod delivery_life;
 mod delivery_processes;
 mod delivery_worker;
 mod dev;
