@@ -51,7 +51,8 @@ END
 $$;
 
 -- Stores accepted events with their receipts and deliveries, in the order given; answers the first position, from which
--- the others follow without a hole. The caller holds the counter row.
+-- the others follow without a hole, and the carrier of each delivery whose key has a backlog on another carrier than was
+-- planned (null where there is none). The caller holds the counter row.
 --
 -- The last unfinished row of each key that is extended is locked first, in position order, and heads are computed in a
 -- later statement: in one statement, a publish and a settle would miss each other's work. While the caller holds the
@@ -66,9 +67,10 @@ CREATE FUNCTION store_events(
     in_hops integer[], in_publisher text[], in_request_id text[], in_size_bytes bigint[],
     -- Deliveries: the event's place in the arrays above, from 1.
     in_of integer[], in_subscription_id text[], in_ordering_key text[], in_first_of_key boolean[],
-    in_at_most_once boolean[],
-    in_counts_owner text, in_counts_role text, in_period_ms bigint
-) RETURNS bigint
+    in_at_most_once boolean[], in_carrier text[], in_placement_id bigint[],
+    in_counts_owner text, in_counts_role text, in_period_ms bigint,
+    OUT first_position bigint, OUT pinned text[]
+)
 LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -78,7 +80,6 @@ DECLARE
     locked_position bigint[];
     unheld boolean;
     heads boolean[];
-    first_position bigint;
 BEGIN
     IF array_ndims(array_remove(in_ordering_key, NULL)) > 0 THEN
         FOR round IN 1..rounds_max LOOP
@@ -112,14 +113,18 @@ BEGIN
                 -- One that was waited for may have ended, and an earlier row, replayed while it ran, be the last one now.
                 -- To lock that now would break the order: everything is let go and taken anew. A key without any begins
                 -- with the first of its new rows.
-                SELECT array_agg(k.first_of_key AND tail.seq IS NULL ORDER BY k.ordinal),
-                       bool_or(tail.seq IS NOT NULL AND NOT EXISTS (
+                SELECT array_agg(k.head ORDER BY k.ordinal), bool_or(k.unheld),
+                       array_agg(nullif(k.backlog, k.carrier) ORDER BY k.ordinal)
+                INTO heads, unheld, pinned
+                FROM (SELECT k.ordinal, k.carrier, k.first_of_key AND tail.seq IS NULL AS head,
+                       tail.seq IS NOT NULL AND NOT EXISTS (
                            SELECT FROM unnest(locked_id, locked_position) AS l(id, position)
                            WHERE l.id = k.subscription_id AND l.position = tail.seq
-                       ))
-                INTO heads, unheld
-                FROM unnest(in_subscription_id, in_ordering_key, in_first_of_key)
-                    WITH ORDINALITY AS k(subscription_id, ordering_key, first_of_key, ordinal)
+                       ) AS unheld,
+                       -- A backlog stays on one carrier until it has drained, and the whole group joins it.
+                       max(tail.carrier) OVER (PARTITION BY k.subscription_id, k.ordering_key) AS backlog
+                FROM unnest(in_subscription_id, in_ordering_key, in_first_of_key, in_carrier)
+                    WITH ORDINALITY AS k(subscription_id, ordering_key, first_of_key, carrier, ordinal)
                 LEFT JOIN LATERAL (
                     SELECT least(r.open_from, r.seq) AS seq FROM deliveries r
                     WHERE r.subscription_id = k.subscription_id AND r.ordering_key = k.ordering_key AND k.first_of_key
@@ -127,11 +132,11 @@ BEGIN
                     ORDER BY r.seq DESC LIMIT 1
                 ) rest ON true
                 LEFT JOIN LATERAL (
-                    SELECT t.seq FROM deliveries t
+                    SELECT t.seq, t.carrier FROM deliveries t
                     WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key AND k.first_of_key
                       AND t.seq >= coalesce(rest.seq, 0) AND t.status IN ('pending', 'failed')
                     ORDER BY t.seq DESC LIMIT 1
-                ) tail ON true;
+                ) tail ON true) k;
                 EXIT WHEN NOT unheld;
                 RAISE EXCEPTION 'the marks of the keys keep moving' USING ERRCODE = 'serialization_failure';
             EXCEPTION WHEN serialization_failure THEN
@@ -169,20 +174,19 @@ BEGIN
     IF cardinality(in_of) > 0 THEN
         INSERT INTO deliveries (
             event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, ordering_key,
-            at_most_once, head
+            at_most_once, head, carrier, placement_id
         )
         SELECT in_id[d.of], d.subscription_id, first_position + d.of - 1,
                CASE in_priority[d.of] WHEN 'critical' THEN 0 WHEN 'important' THEN 1 ELSE 2 END,
                in_now, in_now, in_now, d.ordering_key, d.at_most_once,
-               d.ordering_key IS NULL OR d.head
-        FROM unnest(in_of, in_subscription_id, in_ordering_key, in_at_most_once, heads)
-            AS d(of, subscription_id, ordering_key, at_most_once, head);
+               d.ordering_key IS NULL OR d.head, coalesce(d.pinned, d.carrier), d.placement_id
+        FROM unnest(in_of, in_subscription_id, in_ordering_key, in_at_most_once, heads, in_carrier, pinned, in_placement_id)
+            AS d(of, subscription_id, ordering_key, at_most_once, head, carrier, pinned, placement_id);
 
         INSERT INTO delivery_counts AS c (owner, role, period, pending)
         VALUES (in_counts_owner, in_counts_role, in_now / in_period_ms, cardinality(in_of))
         ON CONFLICT (owner, role, period) DO UPDATE SET pending = c.pending + excluded.pending;
     END IF;
-    RETURN first_position;
 END
 $$;
 
@@ -198,9 +202,9 @@ CREATE FUNCTION publish_group(
     in_trace_id text[], in_priority text[], in_visibility text[], in_occurred_at text[], in_payload text[],
     in_publisher text[], in_request_id text[], in_size_bytes bigint[],
     in_of integer[], in_subscription_id text[], in_ordering_key text[], in_first_of_key boolean[],
-    in_at_most_once boolean[],
+    in_at_most_once boolean[], in_carrier text[], in_placement_id bigint[],
     in_counts_owner text, in_counts_role text, in_period_ms bigint
-) RETURNS TABLE (first_position bigint)
+) RETURNS TABLE (first_position bigint, pinned text[])
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -233,12 +237,12 @@ BEGIN
         END IF;
     END IF;
     -- The clock after the wait, so that times of receipt follow positions.
-    RETURN QUERY SELECT store_events(
+    RETURN QUERY SELECT s.first_position, s.pinned FROM store_events(
         (extract(epoch FROM clock_timestamp()) * 1000)::bigint, in_id, in_event_type, in_version, in_source, in_actor, in_on_behalf_of, in_subject_type,
         in_subject_id, in_subject_revision, in_trace_id, in_priority, in_visibility, in_occurred_at, in_payload, hops,
         in_publisher, in_request_id, in_size_bytes, in_of, in_subscription_id, in_ordering_key, in_first_of_key,
-        in_at_most_once, in_counts_owner, in_counts_role, in_period_ms
-    );
+        in_at_most_once, in_carrier, in_placement_id, in_counts_owner, in_counts_role, in_period_ms
+    ) s;
 END
 $$;
 

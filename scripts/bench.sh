@@ -7,7 +7,7 @@
 #   scripts/bench.sh --hold                  measure nothing: start the server and a service, print how to run the load
 #                                            tool by hand against them, and stop them at Ctrl-C
 #
-#   --only LIST     of publish, publish-1, publish-100, deliver, e2e, drain, pull, claim, memory
+#   --only LIST     of publish, publish-1, publish-100, deliver, e2e, fair, drain, pull, claim, memory
 #   --rounds N      rounds, in each of which a reference and the figure measured against it run right after one another
 #   --publishes N   publishes before the memory of the service is read
 #   --out DIR       where the two files go; default docs
@@ -24,7 +24,7 @@ cd "$root"
 . scripts/lib/postgres.sh
 
 rounds=3 full='' only='' publishes='' out=docs hold='' built=''
-known='publish publish-1 publish-100 deliver e2e drain pull claim memory'
+known='publish publish-1 publish-100 deliver e2e fair drain pull claim memory'
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit ;;
@@ -224,6 +224,13 @@ round_of() {
   fi
   if wanted deliver; then
     measured_service deliver "$round" deliver --max-inflight 16 --seconds "$deliver_seconds"
+  fi
+  if wanted fair; then
+    fair() { measured_service "$1" "$round" fair --rate "$2" --subscriptions "$3" --seconds "$e2e_seconds" "${@:4}"; }
+    fair fair_alone 200 10
+    fair fair 200 10 --beside hang,drip,fail
+    fair beside_none 50 20
+    fair beside_one 50 20 --beside hang
   fi
   if wanted drain; then
     sql -d reference -c 'TRUNCATE reference_deliveries' -c "INSERT INTO reference_deliveries (subscription, seq)

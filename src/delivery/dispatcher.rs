@@ -144,9 +144,9 @@ impl Memory {
 }
 
 impl Dispatcher {
-    /// Looks for work, starts attempts and records their results until the stop or the end of this owner's life. What is
-    /// left of the results then goes where they are kept.
-    pub(super) async fn run(&self, mut results: mpsc::Receiver<Finished>) {
+    /// Looks for work, starts attempts and records their results until the stop or the end of this owner's life. Results
+    /// that come later are left in the channel.
+    pub(super) async fn run(&self, results: &mut mpsc::Receiver<Finished>) {
         let mut memory = Memory::new(Instant::now());
         let mut finished = Vec::new();
         while !self.stop.is_cancelled() && !self.life.lost.is_cancelled() {
@@ -182,14 +182,6 @@ impl Dispatcher {
             }
         }
         self.keep(&mut finished).await;
-        let kept = self.kept.clone();
-        self.attempts.spawn(async move {
-            while let Some(one) = results.recv().await {
-                if kept.send(one).await.is_err() {
-                    return;
-                }
-            }
-        });
     }
 
     /// Leaves results to whoever tries until they are recorded.

@@ -130,7 +130,7 @@ impl Worker {
         )));
         let attempts = TaskTracker::new();
         let interrupt = CancellationToken::new();
-        let (finished, results) = mpsc::channel(self.settings.max_inflight.max(1));
+        let (finished, mut results) = mpsc::channel(self.settings.max_inflight.max(1));
         let dispatcher = Dispatcher {
             store: Arc::clone(&self.store),
             settings: Arc::clone(&self.settings),
@@ -145,24 +145,24 @@ impl Worker {
             interrupt: interrupt.clone(),
             stop: stop.clone(),
         };
-        dispatcher.run(results).await;
+        dispatcher.run(&mut results).await;
         drop(dispatcher);
+        let passing = tokio::spawn(pass_on(results, kept.clone()));
         self.vitals.set_running(false);
         drop(recover);
         attempts.close();
         if life.lost.is_cancelled() {
             tracing::warn!(owner = %life.owner(), "no heartbeat for three seconds; {} ends its attempts", life.owner());
         } else if timeout(DRAIN, attempts.wait()).await.is_err() {
-            tracing::warn!(
-                attempts = attempts.len(),
-                "{} attempts are interrupted by the stop",
-                attempts.len()
-            );
+            let cut = attempts.len();
+            let what = if cut == 1 { "attempt is" } else { "attempts are" };
+            tracing::warn!(attempts = cut, "{cut} {what} interrupted by the stop");
             interrupt.cancel();
         }
         // The heartbeat goes on meanwhile: nobody else may take what is still to be recorded.
         if timeout(LAST_RESULTS, async {
             attempts.wait().await;
+            let _ = passing.await;
             if !life.lost.is_cancelled() {
                 self.shares.empty().await;
             }
@@ -171,6 +171,15 @@ impl Worker {
         .is_err()
         {
             tracing::warn!("some results could not be recorded; their deliveries run again");
+        }
+    }
+}
+
+/// Leaves the results of attempts that outlast their dispatcher to whoever tries until they are recorded.
+async fn pass_on(mut results: mpsc::Receiver<Finished>, kept: mpsc::Sender<Finished>) {
+    while let Some(one) = results.recv().await {
+        if kept.send(one).await.is_err() {
+            return;
         }
     }
 }

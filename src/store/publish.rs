@@ -20,8 +20,8 @@ const TIMELINE_JUMP: i64 = 1 << 32;
 
 /// An open group. It holds the counter row, so it is the only one anywhere.
 pub struct Group<'a> {
-    store: &'a Store,
-    transaction: Transaction<'static, Postgres>,
+    pub(super) store: &'a Store,
+    pub(super) transaction: Transaction<'static, Postgres>,
     /// The database clock when the counter was taken, milliseconds: `received_at` of everything stored.
     pub now_ms: i64,
     /// What is in force while the counter row is held. The store's own view may become older again meanwhile, by a reader
@@ -99,6 +99,26 @@ pub struct NewDelivery<'a> {
     pub ordering_key: Option<&'a str>,
     /// It may leave a process once only.
     pub at_most_once: bool,
+    /// Who is to wake it, unless its key's backlog is on another carrier.
+    pub carrier: &'a str,
+    /// The decision on record that said so.
+    pub placement_id: Option<i64>,
+}
+
+/// What was stored.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// The position of the first event, which the others follow without a hole.
+    pub first: i64,
+    /// By delivery; none where no key has a backlog on another carrier.
+    pinned: Option<Vec<Option<String>>>,
+}
+
+impl Stored {
+    /// The carrier that a delivery was put on, where its key's backlog is on another one than was planned.
+    pub fn pinned(&self, delivery: usize) -> Option<&str> {
+        self.pinned.as_ref()?.get(delivery)?.as_deref()
+    }
 }
 
 impl Store {
@@ -115,7 +135,7 @@ impl Store {
         guarded: &[bool],
         events: &[NewEvent<'_>],
         deliveries: &[NewDelivery<'_>],
-    ) -> Result<Option<i64>, StoreError> {
+    ) -> Result<Option<Stored>, StoreError> {
         let e = EventColumns::of(events);
         let d = DeliveryColumns::of(deliveries);
         let guarded: Vec<Option<&str>> = guarded
@@ -124,11 +144,11 @@ impl Store {
             .map(|(guarded, trace_id)| guarded.then_some(*trace_id))
             .collect();
         let mut at_once = self.at_once().await?;
-        let stored = sqlx::query_scalar!(
+        let stored = sqlx::query!(
             r#"
-            SELECT first_position AS "first_position!" FROM publish_group(
+            SELECT first_position AS "first!", pinned AS "pinned: Vec<Option<String>>" FROM publish_group(
                 $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23,
-                $24, $25, $26, $27, $28
+                $24, $25, $26, $27, $28, $29, $30
             )
             "#,
             version,
@@ -156,6 +176,8 @@ impl Store {
             &d.ordering_key as &[Option<&str>],
             &d.first_of_key,
             &d.at_most_once,
+            &d.carrier as &[&str],
+            &d.placement_id as &[Option<i64>],
             self.counts_owner,
             CountRole::Publish.name(),
             PERIOD_MS,
@@ -165,7 +187,10 @@ impl Store {
         match stored {
             Ok(stored) => {
                 at_once.end().await?;
-                Ok(stored)
+                Ok(stored.map(|stored| Stored {
+                    first: stored.first,
+                    pinned: stored.pinned,
+                }))
             }
             // An id that is stored without a receipt: whoever opens a group sees the event itself.
             Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Ok(None),
@@ -302,19 +327,19 @@ impl Group<'_> {
 
     /// Stores accepted events with their receipts and deliveries, in the order given; answers the position of the first,
     /// which the others follow without a hole.
-    pub async fn store(&mut self, events: &[NewEvent<'_>], deliveries: &[NewDelivery<'_>]) -> Result<i64, StoreError> {
+    pub async fn store(&mut self, events: &[NewEvent<'_>], deliveries: &[NewDelivery<'_>]) -> Result<Stored, StoreError> {
         if events.is_empty() {
-            return Ok(0);
+            return Ok(Stored::default());
         }
         let e = EventColumns::of(events);
         let d = DeliveryColumns::of(deliveries);
         let hops: Vec<i32> = events.iter().map(|event| event.hops).collect();
-        let first = sqlx::query_scalar!(
+        let stored = sqlx::query!(
             r#"
-            SELECT store_events(
+            SELECT first_position AS "first!", pinned AS "pinned: Vec<Option<String>>" FROM store_events(
                 $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23,
-                $24, $25, $26, $27
-            ) AS "first!"
+                $24, $25, $26, $27, $28, $29
+            )
             "#,
             self.now_ms,
             &e.id as &[&str],
@@ -340,13 +365,18 @@ impl Group<'_> {
             &d.ordering_key as &[Option<&str>],
             &d.first_of_key,
             &d.at_most_once,
+            &d.carrier as &[&str],
+            &d.placement_id as &[Option<i64>],
             self.store.counts_owner,
             CountRole::Publish.name(),
             PERIOD_MS,
         )
         .fetch_one(self.store.run(&mut self.transaction))
         .await?;
-        Ok(first)
+        Ok(Stored {
+            first: stored.first,
+            pinned: stored.pinned,
+        })
     }
 
     /// Makes the group durable. An error after this began leaves the outcome unknown; the event ids tell a retry.
@@ -416,6 +446,8 @@ struct DeliveryColumns<'a> {
     /// No delivery before it in this group has its subscription and key.
     first_of_key: Vec<bool>,
     at_most_once: Vec<bool>,
+    carrier: Vec<&'a str>,
+    placement_id: Vec<Option<i64>>,
 }
 
 impl<'a> DeliveryColumns<'a> {
@@ -429,6 +461,8 @@ impl<'a> DeliveryColumns<'a> {
             columns.subscription_id.push(delivery.subscription_id.as_str());
             columns.ordering_key.push(delivery.ordering_key);
             columns.at_most_once.push(delivery.at_most_once);
+            columns.carrier.push(delivery.carrier);
+            columns.placement_id.push(delivery.placement_id);
             columns.first_of_key.push(
                 delivery
                     .ordering_key

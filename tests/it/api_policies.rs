@@ -417,6 +417,42 @@ async fn a_policy_answered_by_one_process_orders_the_next_publish_of_the_other()
 }
 
 #[tokio::test]
+async fn the_key_of_a_delivery_is_what_the_policy_names_or_the_subject() {
+    let site = Site::shared().await;
+    let topic = format!("live.{}.x", unique_segment());
+    site.subscribe(&consumer(), &topic, "keys").await;
+    let event = || {
+        envelope("live")
+            .event_type(&topic)
+            .subject("stream", "str_42")
+            .payload(json!({ "room": 17, "deep": { "x": "inner" }, "empty": "", "long": "é".repeat(500) }))
+    };
+    let key = async || {
+        let event = event();
+        publish(site.two(), &event).await;
+        delivery(&site, event.id()).await.0
+    };
+    assert_eq!(key().await, None, "no policy, no key");
+    for (path, expected) in [
+        ("subject", "stream:str_42"),
+        ("payload.room", "17"),
+        ("actor.id", "live"),
+        ("payload.deep.x", "inner"),
+        ("payload.none", "stream:str_42"),
+        ("payload.empty", "stream:str_42"),
+        ("payload.deep", "stream:str_42"),
+        ("trace_id", "stream:str_42"),
+    ] {
+        written(site.one(), &topic, &ordered(path)).await;
+        assert_eq!(key().await.as_deref(), Some(expected), "{path}");
+    }
+    written(site.one(), &topic, &ordered("payload.long")).await;
+    let long = key().await.expect("a key");
+    assert_eq!(long.chars().count(), 200);
+    assert!(long.starts_with("éééé"), "{long}");
+}
+
+#[tokio::test]
 async fn a_key_that_text_cannot_hold_stops_no_publish() {
     let site = Site::shared().await;
     let topic = format!("live.{}.x", unique_segment());

@@ -14,6 +14,7 @@ use crate::{
         database::Database,
         envelopes::{batch, envelope, envelopes},
         network::{Network, TokenSpec},
+        receiver::{Answer, Receiver},
         service::{Service, start_many},
         wait::{SOON, eventually, within},
     },
@@ -178,6 +179,31 @@ async fn a_stop_does_not_wait_for_a_request_that_never_ends() {
     let (exit, took) = service.terminate().await;
     assert_eq!(exit.code, Some(0), "{}", service.log());
     assert!(took < Duration::from_secs(10), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_stop_says_how_many_attempts_it_had_to_interrupt() {
+    let (database, network, receiver) = tokio::join!(Database::create(), Network::start(), Receiver::start());
+    let service = Service::start(&database, &network, &[("EVENTS_DELIVERY_TIMEOUT_MS", "60000")]).await;
+    receiver.answer_with("/hangs", |_| Answer::hang(204));
+    let event = envelope("live");
+    let body = json!({ "topic_pattern": event.type_name(), "endpoint": receiver.url("/hangs"), "max_inflight": 2 });
+    let client = service.client();
+    let token = client.service_token(&consumer());
+    client
+        .post("/api/v1/subscriptions", Some(&token), &body)
+        .await
+        .expect(201);
+    client.publish(&event).await.expect(201);
+    client
+        .publish(&envelope("live").event_type(event.type_name()))
+        .await
+        .expect(201);
+    receiver.wait_calls(2, SOON).await;
+    let (exit, _) = service.terminate().await;
+    let log = service.log();
+    assert_eq!(exit.code, Some(0), "{log}");
+    assert!(log.contains("2 attempts are interrupted by the stop"), "{log}");
 }
 
 #[tokio::test]

@@ -9,7 +9,10 @@ use std::{
 use openvibe_events::{
     delivery::{self, DeliverySettings, Vitals, Wake},
     domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, seal::Sealer, time::Millis},
-    store::{Addresses, NewDelivery, NewEvent, NewSubscription, SharedStore, Skip, Store, SubscriptionChange},
+    store::{
+        Addresses, NewDelivery, NewEvent, NewSubscription, ReplaySelection, SharedStore, Skip, Store,
+        SubscriptionChange,
+    },
     tls::{Authorities, Trust},
 };
 use serde_json::json;
@@ -24,11 +27,11 @@ use crate::support::{
     wait::{SOON, eventually, stays, within},
 };
 
-const SECRET: &str = "whsec_for_tests_of_deliveries_only_0001";
+pub(crate) const SECRET: &str = "whsec_for_tests_of_deliveries_only_0001";
 const TYPE: &str = "live.stream.started";
 
 #[expect(clippy::disallowed_methods, reason = "deliveries are signed with the real time")]
-fn settings() -> DeliverySettings {
+pub(crate) fn settings() -> DeliverySettings {
     DeliverySettings {
         max_inflight: 64,
         inflight_default: 1,
@@ -52,16 +55,16 @@ fn settings() -> DeliverySettings {
 }
 
 /// A worker with everything of its own, so that it can crash as a process does: at once, and without a word.
-struct Process {
+pub(crate) struct Process {
     runtime: Option<Runtime>,
-    wake: Wake,
-    vitals: Vitals,
+    pub(crate) wake: Wake,
+    pub(crate) vitals: Vitals,
     stop: CancellationToken,
     task: Option<JoinHandle<()>>,
 }
 
 impl Process {
-    async fn start(url: &str, settings: DeliverySettings) -> Self {
+    pub(crate) async fn start(url: &str, settings: DeliverySettings) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -114,16 +117,16 @@ async fn connect(url: &str) -> SharedStore {
 }
 
 /// A database, a receiver, and a publisher's view of them.
-struct World {
-    database: Database,
-    receiver: Receiver,
-    store: SharedStore,
+pub(crate) struct World {
+    pub(crate) database: Database,
+    pub(crate) receiver: Receiver,
+    pub(crate) store: SharedStore,
 }
 
 #[derive(Debug, PartialEq, sqlx::FromRow)]
-struct Row {
-    status: String,
-    attempt: i32,
+pub(crate) struct Row {
+    pub(crate) status: String,
+    pub(crate) attempt: i32,
     last_status: Option<i32>,
     last_error: Option<String>,
     leased: bool,
@@ -131,7 +134,7 @@ struct Row {
 }
 
 impl World {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let (database, receiver) = tokio::join!(Database::create(), Receiver::start());
         let store = connect(database.url()).await;
         Self {
@@ -141,7 +144,7 @@ impl World {
         }
     }
 
-    async fn subscribe(&self, consumer: &str, endpoint: &str) -> SubscriptionId {
+    pub(crate) async fn subscribe(&self, consumer: &str, endpoint: &str) -> SubscriptionId {
         let created = self
             .store
             .create_subscription(&NewSubscription {
@@ -158,13 +161,25 @@ impl World {
         SubscriptionId::parse(&created.id).expect("an id as the store makes them")
     }
 
+    /// A subscription that may have so many deliveries in flight.
+    pub(crate) async fn subscribe_capped(&self, consumer: &str, path: &str, max_inflight: i32) -> SubscriptionId {
+        let id = self.subscribe(consumer, &self.receiver.url(path)).await;
+        let change = SubscriptionChange {
+            max_inflight: Some(Some(max_inflight)),
+            ..SubscriptionChange::default()
+        };
+        let changed = self.store.update_subscription(consumer, &id, &change).await;
+        assert!(changed.expect("a change").is_some());
+        id
+    }
+
     /// Stores `count` events with one delivery for each subscription, and tells nobody.
-    async fn publish(&self, count: usize, subscriptions: &[&SubscriptionId]) {
+    pub(crate) async fn publish(&self, count: usize, subscriptions: &[&SubscriptionId]) {
         self.publish_keyed(&vec![None; count], subscriptions).await;
     }
 
     /// Stores one event for each of the keys; `payload.key` and `payload.n` tell them apart.
-    async fn publish_keyed(&self, keys: &[Option<&str>], subscriptions: &[&SubscriptionId]) {
+    pub(crate) async fn publish_keyed(&self, keys: &[Option<&str>], subscriptions: &[&SubscriptionId]) {
         self.store_events(keys, subscriptions, false).await;
     }
 
@@ -215,7 +230,7 @@ impl World {
     }
 
     /// The deliveries of a subscription in position order.
-    async fn rows(&self, subscription: &SubscriptionId) -> Vec<Row> {
+    pub(crate) async fn rows(&self, subscription: &SubscriptionId) -> Vec<Row> {
         sqlx::query_as(
             "SELECT status, attempt, last_status, last_error, lease_until IS NOT NULL AS leased, \
                     next_attempt_at - now_ms() AS due_in_ms \
@@ -228,13 +243,20 @@ impl World {
     }
 
     /// Waits until every delivery of the subscription has this status.
-    async fn all(&self, subscription: &SubscriptionId, status: &str) {
+    pub(crate) async fn all(&self, subscription: &SubscriptionId, status: &str) {
         eventually(&format!("every delivery {status}"), SOON, async || {
             let rows = self.rows(subscription).await;
             let done = !rows.is_empty() && rows.iter().all(|row| row.status == status && !row.leased);
             done.then_some(()).ok_or(format!("{rows:?}"))
         })
         .await;
+    }
+
+    /// Replays one event; answers how many deliveries were queued.
+    async fn replay(&self, subscription: &SubscriptionId, event_id: &str) -> i64 {
+        let selection = ReplaySelection::Events(vec![event_id.to_owned()]);
+        let replayed = self.store.replay(subscription, &selection).await;
+        replayed.expect("a replay").expect("a subscription").queued
     }
 
     async fn workers(&self) -> i64 {
@@ -426,20 +448,98 @@ async fn a_body_is_not_waited_for_and_changes_nothing() {
 #[tokio::test]
 async fn one_delivery_of_a_subscription_is_in_flight_across_two_processes() {
     let world = World::new().await;
-    world
-        .receiver
-        .answer_with("/hook", |_| Answer::status(204).after(Duration::from_millis(20)));
-    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    let mut ids = Vec::new();
+    for path in ["/0", "/1", "/2", "/3"] {
+        world
+            .receiver
+            .answer_with(path, |_| Answer::status(204).after(Duration::from_millis(20)));
+        ids.push(world.subscribe("chat", &world.receiver.url(path)).await);
+    }
     let one = Process::start(world.database.url(), settings()).await;
     let two = Process::start(world.database.url(), settings()).await;
-    for _ in 0..3 {
-        world.publish(8, &[&id]).await;
-        one.wake.subscriptions([id.clone()]);
-        two.wake.subscriptions([id.clone()]);
+    let all: Vec<&SubscriptionId> = ids.iter().collect();
+    for _ in 0..5 {
+        world.publish(4, &all).await;
+        one.wake.subscriptions(ids.iter().cloned());
+        two.wake.subscriptions(ids.iter().cloned());
+    }
+    for (id, path) in ids.iter().zip(["/0", "/1", "/2", "/3"]) {
+        world.all(id, "delivered").await;
+        assert_eq!(world.receiver.peak(path), 1);
+        assert_eq!(world.receiver.calls_to(path).len(), 20, "none twice");
+    }
+}
+
+#[tokio::test]
+async fn a_cap_of_two_runs_two_keys_and_never_one_of_them_twice() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |_| Answer::hang(204));
+    let id = world.subscribe_capped("chat", "/hook", 2).await;
+    let process = Process::start(world.database.url(), settings()).await;
+    world
+        .publish_keyed(&[Some("a"), Some("a"), Some("b"), Some("b")], &[&id])
+        .await;
+    process.wake.subscriptions([id.clone()]);
+    for lot in 1..=2 {
+        world.receiver.wait_calls(2 * lot, SOON).await;
+        stays("no third", Duration::from_millis(300), async || {
+            world.receiver.active("/hook") == 2 && world.receiver.calls().len() == 2 * lot
+        })
+        .await;
+        let calls = world.receiver.calls();
+        let keys = calls[2 * lot - 2..]
+            .iter()
+            .map(|call| call.json()["event"]["payload"]["key"].clone());
+        let mut keys: Vec<String> = keys.map(|key| key.to_string()).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, [r#""a""#, r#""b""#]);
+        world.receiver.release();
     }
     world.all(&id, "delivered").await;
-    assert_eq!(world.receiver.peak("/hook"), 1);
-    assert_eq!(world.receiver.calls().len(), 24, "none twice");
+}
+
+#[tokio::test]
+async fn order_per_key_holds_when_a_process_dies_in_the_middle() {
+    const KEYS: [&str; 3] = ["a", "b", "c"];
+    let world = World::new().await;
+    let payload = |call: &Call, member: &str| call.json()["event"]["payload"][member].clone();
+    // The first arrival of the twelfth event is never answered: its process dies over it.
+    world
+        .receiver
+        .answer_with("/hook", move |call| match payload(call, "n").as_i64() {
+            Some(12) if call.attempt() == 1 => Answer::hang(204),
+            _ => Answer::status(204).after(Duration::from_millis(20)),
+        });
+    let id = world.subscribe_capped("chat", "/hook", 3).await;
+    let mut first = Process::start(world.database.url(), settings()).await;
+    let keys: Vec<Option<&str>> = (0..30).map(|n| Some(KEYS[n % 3])).collect();
+    world.publish_keyed(&keys, &[&id]).await;
+    first.wake.subscriptions([id.clone()]);
+    world
+        .receiver
+        .wait_until("the event over which it dies", SOON, |receiver| {
+            receiver.calls().iter().any(|call| payload(call, "n") == 12)
+        })
+        .await;
+    first.crash();
+    let _second = Process::start(world.database.url(), settings()).await;
+    world.all(&id, "delivered").await;
+    for key in KEYS {
+        let calls = world.receiver.calls();
+        let of_key: Vec<_> = calls.iter().filter(|call| payload(call, "key") == key).collect();
+        let mut order: Vec<i64> = of_key.iter().filter_map(|call| payload(call, "n").as_i64()).collect();
+        assert!(order.is_sorted(), "{key}: {order:?}");
+        order.dedup();
+        assert_eq!(order.len(), 10, "{key}: {order:?}");
+        let others = of_key
+            .windows(2)
+            .filter(|pair| pair[0].event_id() != pair[1].event_id());
+        let gaps = others.map(|pair| pair[1].arrived - pair[0].arrived);
+        assert!(
+            gaps.min() >= Some(Duration::from_millis(18)),
+            "two events of {key} at a time"
+        );
+    }
 }
 
 #[tokio::test]
@@ -486,7 +586,7 @@ async fn order_per_key_holds_across_two_processes_and_through_failures() {
 async fn the_slots_of_a_process_are_never_exceeded_and_none_stays_unused() {
     let world = World::new().await;
     let mut ids = Vec::new();
-    for n in 0..12 {
+    for n in 0..25 {
         let path = format!("/{n}");
         world
             .receiver
@@ -497,14 +597,18 @@ async fn the_slots_of_a_process_are_never_exceeded_and_none_stays_unused() {
                 .await,
         );
     }
-    let mut four = settings();
-    four.max_inflight = 4;
-    let process = Process::start(world.database.url(), four).await;
+    let mut twenty = settings();
+    twenty.max_inflight = 20;
+    let process = Process::start(world.database.url(), twenty).await;
     let all: Vec<&SubscriptionId> = ids.iter().collect();
-    world.publish(1, &all).await;
+    world.publish(3, &all).await;
     process.wake.subscriptions(ids.iter().cloned());
-    world.receiver.wait_calls(12, SOON).await;
-    assert_eq!(world.receiver.peak_total(), 4);
+    for id in &ids {
+        world.all(id, "delivered").await;
+    }
+    assert_eq!(world.receiver.calls().len(), 75);
+    assert_eq!(world.receiver.peak_total(), 20);
+    assert!((0..25).all(|n| world.receiver.peak(&format!("/{n}")) == 1));
 }
 
 #[tokio::test]
@@ -764,6 +868,68 @@ async fn a_late_result_of_a_lost_claim_changes_nothing() {
     })
     .await;
     assert_eq!(world.rows(&id).await, before);
+}
+
+#[tokio::test]
+async fn a_delivery_replayed_while_it_runs_is_sent_once_more_after_that_attempt() {
+    let world = World::new().await;
+    world.receiver.answer_with("/hook", |call| match call.number {
+        1 => Answer::hang(204),
+        _ => Answer::status(204),
+    });
+    let id = world.subscribe_capped("chat", "/hook", 4).await;
+    let process = Process::start(world.database.url(), settings()).await;
+    world.publish_keyed(&[Some("k"), Some("k")], &[&id]).await;
+    let event = world.receiver.wait_calls(1, SOON).await[0].event_id().to_owned();
+    let replayed = world.replay(&id, &event).await;
+    assert_eq!(replayed, 1);
+    process.wake.subscriptions([id.clone()]);
+    stays("one attempt at a time", Duration::from_millis(500), async || {
+        world.receiver.calls().len() == 1
+    })
+    .await;
+    world.receiver.release();
+    world.all(&id, "delivered").await;
+    let calls = world.receiver.calls();
+    let of_event: Vec<u32> = calls
+        .iter()
+        .filter(|call| call.event_id() == event)
+        .map(|call| call.attempt())
+        .collect();
+    assert_eq!(
+        (of_event.as_slice(), calls.len()),
+        (&[1, 1][..], 3),
+        "once more, and counted anew"
+    );
+    assert_eq!(world.receiver.peak("/hook"), 1);
+}
+
+#[tokio::test]
+async fn a_dead_delivery_replayed_behind_delivered_ones_is_sent_and_the_rest_of_its_key_keeps_its_order() {
+    let world = World::new().await;
+    let n_of = |call: &Call| call.json()["event"]["payload"]["n"].as_i64().expect("a number");
+    // The first event is refused until it is dead; the third hangs, so that others wait behind it.
+    world
+        .receiver
+        .answer_with("/hook", move |call| match (n_of(call), call.number) {
+            (0, 1..=3) => Answer::status(500),
+            (2, _) => Answer::hang(204),
+            _ => Answer::status(204),
+        });
+    let id = world.subscribe_capped("chat", "/hook", 4).await;
+    let process = Process::start(world.database.url(), settings()).await;
+    world.publish_keyed(&[Some("k"); 5], &[&id]).await;
+    let calls = world.receiver.wait_calls(5, SOON).await;
+    let first = calls[0].event_id().to_owned();
+    assert_eq!(calls.iter().map(|call| n_of(call)).collect::<Vec<_>>(), [0, 0, 0, 1, 2]);
+    assert_eq!(world.rows(&id).await[0].status, "dead");
+    assert_eq!(world.replay(&id, &first).await, 1);
+    process.wake.subscriptions([id.clone()]);
+    world.receiver.release();
+    world.all(&id, "delivered").await;
+    let order: Vec<i64> = world.receiver.calls()[5..].iter().map(|call| n_of(call)).collect();
+    assert_eq!(order, [0, 3, 4], "it takes its place in front of what waits");
+    assert_eq!(world.receiver.peak("/hook"), 1);
 }
 
 #[tokio::test]

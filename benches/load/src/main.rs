@@ -4,6 +4,7 @@
 //! parsed, and the receiver is a few lines of HTTP.
 
 mod account;
+mod company;
 mod fault;
 mod keys;
 mod ledger;
@@ -28,6 +29,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use company::Trouble;
 use fault::Fault;
 use keys::Signer;
 use runs::{Publishing, Receiving};
@@ -60,6 +62,8 @@ enum Mode {
     Deliver(DeliverArgs),
     /// From when an event was due to be sent until it is received, at a rate
     E2e(E2eArgs),
+    /// As e2e, beside subscriptions whose endpoints are in trouble
+    Fair(FairArgs),
     /// Fill a backlog on a service with EVENTS_WORKER=off, then start a worker and measure how fast it empties
     Drain(DrainArgs),
     /// Read the whole log in pages
@@ -192,6 +196,15 @@ struct E2eArgs {
 }
 
 #[derive(Debug, Args)]
+struct FairArgs {
+    #[command(flatten)]
+    e2e: E2eArgs,
+    /// What is wrong with the endpoints beside; none for the measurement to compare with
+    #[arg(long, value_name = "TROUBLE", value_delimiter = ',', value_enum)]
+    beside: Vec<Trouble>,
+}
+
+#[derive(Debug, Args)]
 struct DrainArgs {
     #[command(flatten)]
     target: Target,
@@ -262,6 +275,7 @@ fn main() -> ExitCode {
         Mode::Publish(args) => run(args.common, publish(args)),
         Mode::Deliver(args) => run(args.common, deliver(args)),
         Mode::E2e(args) => run(args.common, e2e(args)),
+        Mode::Fair(args) => run(args.e2e.common, fair(args)),
         Mode::Drain(args) => run(args.common, drain(args)),
         Mode::Pull(args) => run(args.common, pull(args)),
         Mode::Floor(args) => run(args.common, floor(args)),
@@ -344,17 +358,15 @@ async fn deliver(args: DeliverArgs) -> Result<Sheet, Fault> {
 
 async fn e2e(args: E2eArgs) -> Result<Sheet, Fault> {
     let service = args.target.service()?;
-    let publishing = Publishing {
-        connections: args.connections.into(),
-        length: seconds(args.seconds),
-        events: None,
-        batch: 1,
-        payload_bytes: args.payload_bytes,
-        rate: Some(args.rate),
-        keys: args.receive.keys.into(),
-    };
     let receiving = args.receive.receiving(1);
-    runs::deliver("e2e", &service, &publishing, &receiving, &args.target.watch).await
+    runs::deliver("e2e", &service, &args.publishing(), &receiving, &args.target.watch).await
+}
+
+async fn fair(args: FairArgs) -> Result<Sheet, Fault> {
+    let FairArgs { e2e, beside } = args;
+    let service = e2e.target.service()?;
+    let receiving = e2e.receive.receiving(16);
+    runs::fair(&service, &e2e.publishing(), &receiving, &beside, &e2e.target.watch).await
 }
 
 async fn drain(args: DrainArgs) -> Result<Sheet, Fault> {
@@ -409,6 +421,20 @@ impl Shape {
             payload_bytes: self.payload_bytes,
             rate: self.rate,
             keys: keys.into(),
+        }
+    }
+}
+
+impl E2eArgs {
+    fn publishing(&self) -> Publishing {
+        Publishing {
+            connections: self.connections.into(),
+            length: seconds(self.seconds),
+            events: None,
+            batch: 1,
+            payload_bytes: self.payload_bytes,
+            rate: Some(self.rate),
+            keys: self.receive.keys.into(),
         }
     }
 }

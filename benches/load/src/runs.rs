@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 use tokio::process::Command;
 
 use crate::account::{Account, Standing};
+use crate::company::{Company, Trouble};
 use crate::fault::Fault;
 use crate::ledger::Order;
 use crate::percentiles::Latency;
@@ -116,29 +117,26 @@ pub(crate) async fn deliver(
     watched: &[Watched],
 ) -> Result<Sheet, Fault> {
     let run = Run::prepare(service, publishing, receiving).await?;
-    let progress = Progress::of(&run.account);
-    let watch = Watch::start(watched);
-    let start = Instant::now();
-    let tally = publishing.run(service, &run.event_type, &run.account).await?;
-    let backlog = run.account.standing().waiting;
-    let end = wait_until_empty(&run.account, receiving.patience).await;
-    drop(progress);
-    let mut sheet = Sheet::new(mode);
-    describe(&mut sheet, publishing);
-    run.describe(&mut sheet, receiving);
-    tally.write(&mut sheet);
-    let whole = end
-        .last
-        .unwrap_or(start)
-        .max(start + tally.elapsed)
-        .duration_since(start);
-    sheet.count("delivered", end.arrived);
-    sheet.number("delivered_per_s", per_s(end.arrived, whole));
-    sheet.number("delivered_in_s", whole.as_secs_f64());
-    sheet.count("backlog_when_published", backlog);
-    sheet.latency("received", &run.account.latency());
-    watch.finish(&mut sheet, end.arrived);
-    run.finish(service, &mut sheet).await?;
+    run.deliver(mode, service, publishing, receiving, watched).await
+}
+
+/// As [`deliver`], while subscriptions to the same events lead to endpoints in trouble. Those are not waited for.
+pub(crate) async fn fair(
+    service: &Service,
+    publishing: &Publishing,
+    receiving: &Receiving,
+    troubles: &[Trouble],
+    watched: &[Watched],
+) -> Result<Sheet, Fault> {
+    let run = Run::prepare(service, publishing, receiving).await?;
+    let company = Company::start(troubles).await?;
+    let (beside, _secrets) = service
+        .subscribe_endpoints(company.endpoints(), &run.event_type, receiving.max_inflight)
+        .await?;
+    let mut sheet = run.deliver("fair", service, publishing, receiving, watched).await?;
+    sheet.count("beside", troubles.len() as u64);
+    company.write(&mut sheet);
+    service.unsubscribe(&beside).await?;
     Ok(sheet)
 }
 
@@ -304,6 +302,41 @@ struct Run {
 }
 
 impl Run {
+    /// Publishes, and waits until everything has arrived.
+    async fn deliver(
+        &self,
+        mode: &str,
+        service: &Service,
+        publishing: &Publishing,
+        receiving: &Receiving,
+        watched: &[Watched],
+    ) -> Result<Sheet, Fault> {
+        let progress = Progress::of(&self.account);
+        let watch = Watch::start(watched);
+        let start = Instant::now();
+        let tally = publishing.run(service, &self.event_type, &self.account).await?;
+        let backlog = self.account.standing().waiting;
+        let end = wait_until_empty(&self.account, receiving.patience).await;
+        drop(progress);
+        let mut sheet = Sheet::new(mode);
+        describe(&mut sheet, publishing);
+        self.describe(&mut sheet, receiving);
+        tally.write(&mut sheet);
+        let whole = end
+            .last
+            .unwrap_or(start)
+            .max(start + tally.elapsed)
+            .duration_since(start);
+        sheet.count("delivered", end.arrived);
+        sheet.number("delivered_per_s", per_s(end.arrived, whole));
+        sheet.number("delivered_in_s", whole.as_secs_f64());
+        sheet.count("backlog_when_published", backlog);
+        sheet.latency("received", &self.account.latency());
+        watch.finish(&mut sheet, end.arrived);
+        self.finish(service, &mut sheet).await?;
+        Ok(sheet)
+    }
+
     async fn prepare(service: &Service, publishing: &Publishing, receiving: &Receiving) -> Result<Self, Fault> {
         let order = if publishing.keys > 0 {
             Order::PerKey

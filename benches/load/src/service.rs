@@ -79,13 +79,25 @@ impl Service {
         count: usize,
         max_inflight: u8,
     ) -> Result<Vec<Subscription>, Fault> {
+        let endpoints = (0..count).map(|index| receiver.endpoint(index));
+        let (made, secrets) = self.subscribe_endpoints(endpoints, event_type, max_inflight).await?;
+        receiver.trust(secrets);
+        Ok(made)
+    }
+
+    /// Subscribes a consumer for each endpoint to a type; answers the subscriptions and their secrets.
+    pub(crate) async fn subscribe_endpoints(
+        &self,
+        endpoints: impl IntoIterator<Item = String>,
+        event_type: &str,
+        max_inflight: u8,
+    ) -> Result<(Vec<Subscription>, Vec<String>), Fault> {
         let run = format!("{:08x}", rand::random::<u32>());
-        let mut made = Vec::with_capacity(count);
-        let mut secrets = Vec::with_capacity(count);
-        for index in 0..count {
+        let (mut made, mut secrets) = (Vec::new(), Vec::new());
+        for (index, endpoint) in endpoints.into_iter().enumerate() {
             let consumer = format!("load-{run}-{index}");
             let secret = format!("load_{:032x}", rand::random::<u128>());
-            let body = json!({"topic_pattern": event_type, "endpoint": receiver.endpoint(index), "secret": secret,
+            let body = json!({"topic_pattern": event_type, "endpoint": endpoint, "secret": secret,
                 "max_inflight": max_inflight});
             let answer = self
                 .call("POST", "/api/v1/subscriptions", &consumer, Some(body))
@@ -94,8 +106,7 @@ impl Service {
             secrets.push(secret);
             made.push(Subscription { consumer, id });
         }
-        receiver.trust(secrets);
-        Ok(made)
+        Ok((made, secrets))
     }
 
     /// Pauses them, so that they take no part in later runs.

@@ -54,7 +54,14 @@ impl Sheet {
 
     /// The usual quantiles, in milliseconds.
     pub(crate) fn latency(&mut self, name: &str, latency: &Latency) {
-        for (label, quantile) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)] {
+        for (label, quantile) in [
+            ("p50", 0.5),
+            ("p90", 0.9),
+            ("p95", 0.95),
+            ("p99", 0.99),
+            ("p999", 0.999),
+            ("max", 1.0),
+        ] {
             self.number(&format!("{name}_{label}_ms"), latency.quantile_ms(quantile));
         }
     }

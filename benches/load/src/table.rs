@@ -54,7 +54,7 @@ enum Bound {
 
 const R1: Against = Against::Value(Source("r1", "per_s"));
 
-const FIGURES: [Figure; 13] = [
+const FIGURES: [Figure; 15] = [
     Figure {
         name: "publish, one event a request, 64 connections, no subscription",
         aim: "≥ 1.0 × R1",
@@ -102,6 +102,22 @@ const FIGURES: [Figure; 13] = [
         measured: Source("e2e", "received_p99_ms"),
         against: Against::Value(Source("e2e", "received_p50_ms")),
         bound: Bound::AtMost(4.0),
+    },
+    Figure {
+        name: "ten subscriptions at 200 events/s beside one that hangs, one that drips and one that fails, p99",
+        aim: "≤ 1.5 × their p99 alone",
+        units: ("ms", "alone, ms"),
+        measured: Source("fair", "received_p99_ms"),
+        against: Against::Value(Source("fair_alone", "received_p99_ms")),
+        bound: Bound::AtMost(1.5),
+    },
+    Figure {
+        name: "twenty subscriptions at 50 events/s beside one that hangs, p95",
+        aim: "≤ 1.2 × their p95 alone",
+        units: ("ms", "alone, ms"),
+        measured: Source("beside_one", "received_p95_ms"),
+        against: Against::Value(Source("beside_none", "received_p95_ms")),
+        bound: Bound::AtMost(1.2),
     },
     Figure {
         name: "drain of 100,000 waiting deliveries over 20 subscriptions",
@@ -358,6 +374,10 @@ impl Results {
             ("publish_batches", "publish"),
             ("floor", "received"),
             ("e2e", "received"),
+            ("fair_alone", "received"),
+            ("fair", "received"),
+            ("beside_none", "received"),
+            ("beside_one", "received"),
             ("drain", ""),
             ("pull", "page"),
         ] {

@@ -76,12 +76,16 @@ impl Cluster {
         kill_family(&mut server.expect("a server that runs"));
     }
 
-    /// Puts the data as it is now aside, for [`Cluster::fail_over`]. The server is stopped for it and started again.
-    pub(crate) async fn set_aside(&self) {
+    /// Stops the server as an operator does who restarts it: sessions are ended, what is committed is written.
+    pub(crate) fn stop(&self) {
         let mut server = self.server.lock().take().expect("a server that runs");
-        // SIGINT: sessions end, what is committed is written.
         signal("INT", server.id());
         server.wait().expect("the server stops");
+    }
+
+    /// Puts the data as it is now aside, for [`Cluster::fail_over`]. The server is stopped for it and started again.
+    pub(crate) async fn set_aside(&self) {
+        self.stop();
         copy(&self.data(), &self.aside());
         self.start_again().await;
     }
