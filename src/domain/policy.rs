@@ -45,7 +45,7 @@ pub enum Semantics {
 }
 
 /// One policy, `events.delivery-policy@1`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
     document: String,
     intent: Intent,

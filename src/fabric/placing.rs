@@ -107,17 +107,18 @@ impl Placed {
 
     /// The decisions that must be put on record.
     pub fn unrecorded(&self) -> Vec<NewPlacement<'_>> {
-        let record = |(index, proposal): &(usize, Proposal)| {
-            let (policy, choice) = &self.choices[*index];
-            NewPlacement {
-                class: choice.class.label(),
-                pattern: policy.pattern(),
-                revision: policy.revision(),
-                carrier: proposal.decision().carrier.as_ref(),
-                result: serde_json::to_string(&proposal.decision().placement).expect("a placement is JSON"),
-            }
-        };
-        self.news().map(record).collect()
+        self.news()
+            .map(|(index, proposal)| {
+                let (policy, choice) = &self.choices[*index];
+                NewPlacement {
+                    class: choice.class.label(),
+                    pattern: policy.pattern(),
+                    revision: policy.revision(),
+                    carrier: proposal.decision().carrier.as_ref(),
+                    result: serde_json::to_string(&proposal.decision().placement).expect("a placement is JSON"),
+                }
+            })
+            .collect()
     }
 
     /// They are on record under these ids, in the order of [`Placed::unrecorded`].

@@ -112,11 +112,10 @@ impl Store {
         key: Option<&str>,
     ) -> Result<Option<StoredPlacement>, StoreError> {
         let mut reader = self.reader().await?;
-        let found = sqlx::query_as!(
-            StoredPlacement,
+        let found = sqlx::query!(
             r#"
             SELECT carrier_class AS class, policy_pattern AS pattern, policy_revision AS revision, carrier,
-                   result::text AS "result!", decided_at AS "decided_at: Millis"
+                   result::text AS "result!", decided_at
             FROM delivery_placements
             WHERE carrier_class = $1 AND (ordering_key IS NULL OR ordering_key = $4)
               AND policy_pattern IS NOT DISTINCT FROM $2 AND policy_revision = $3
@@ -130,7 +129,14 @@ impl Store {
         )
         .fetch_optional(self.run(&mut reader))
         .await?;
-        Ok(found)
+        Ok(found.map(|row| StoredPlacement {
+            class: row.class,
+            pattern: row.pattern,
+            revision: row.revision,
+            carrier: row.carrier,
+            result: row.result,
+            decided_at: Millis(row.decided_at),
+        }))
     }
 
     /// The carrier that the oldest waiting delivery of a key is on, whoever receives it.

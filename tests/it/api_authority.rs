@@ -23,7 +23,7 @@ const READ: &str = "events.event.read";
 const SUBSCRIBE: &str = "events.subscription.manage";
 
 /// What each route asks for, written down a second time so that no route can lose its guard.
-const CAPABILITIES: [(&str, &str, &str); 19] = [
+const CAPABILITIES: [(&str, &str, &str); 23] = [
     ("GET", "/api/v1/events", READ),
     ("POST", "/api/v1/events", PUBLISH),
     ("GET", "/api/v1/events/:id", READ),
@@ -43,6 +43,10 @@ const CAPABILITIES: [(&str, &str, &str); 19] = [
     ("GET", "/api/v1/delivery-policies/resolve", ADMIN_CAP),
     ("PUT", "/api/v1/delivery-policies/:id", ADMIN_CAP),
     ("DELETE", "/api/v1/delivery-policies/:id", ADMIN_CAP),
+    ("GET", "/api/v1/placement", ADMIN_CAP),
+    ("GET", "/api/v1/placement/deliveries/:id/:id", ADMIN_CAP),
+    ("GET", "/api/v1/carriers", ADMIN_CAP),
+    ("PUT", "/api/v1/carriers/:id", ADMIN_CAP),
 ];
 
 fn all_capabilities() -> Vec<&'static str> {

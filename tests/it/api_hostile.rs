@@ -97,6 +97,7 @@ fn target(method: &'static str, path: &str, rows: &Rows) -> Target {
     let target = |token, template, good: [String; 2], accepted, members| Target {
         method,
         path: path
+            .replace("/carriers/{id}", "/carriers/pg-v1")
             .replace("{id}", &rows.subscription)
             .replace("{pattern}", &rows.event_type),
         token,
@@ -191,6 +192,19 @@ fn target(method: &'static str, path: &str, rows: &Rows) -> Target {
             Some(Members::all(BAD_REQUEST)),
         ),
         ("DELETE", "/api/v1/delivery-policies/{pattern}") => target(operator(), IGNORED, nothing(), 204, None),
+        // A truth value has no room for a number beside it.
+        ("PUT", "/api/v1/carriers/{id}") => target(
+            operator(),
+            r#"{"disabled":@text@number}"#,
+            ["false".to_owned(), String::new()],
+            200,
+            Some(Members {
+                surrogate: BAD_JSON,
+                infinite: BAD_JSON,
+                twenty_digits: BAD_JSON,
+                ..Members::all(BAD_REQUEST)
+            }),
+        ),
         _ => panic!("{method} {path} writes: say here what hostile bodies to it are answered with"),
     }
 }

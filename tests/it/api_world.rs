@@ -30,7 +30,7 @@ use crate::support::{
 pub(crate) const SUBSCRIPTIONS_MAX: usize = 12;
 
 /// What stands in for path parameters in the table of routes.
-const PARAMETERS: [&str; 2] = ["{id}", "{pattern}"];
+const PARAMETERS: [&str; 4] = ["{id}", "{pattern}", "{event_id}", "{subscription_id}"];
 
 /// Services on a database. They send nothing, so that delivery rows stay as a test put them.
 #[derive(Debug)]

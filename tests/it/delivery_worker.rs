@@ -221,6 +221,8 @@ impl World {
                     subscription_id: id,
                     ordering_key: *key,
                     at_most_once,
+                    carrier: "pg-v1",
+                    placement_id: None,
                 })
             })
             .collect();

@@ -24,6 +24,7 @@ mod delivery_processes;
 mod delivery_worker;
 mod dev;
 mod docs;
+mod fabric;
 mod faults_database;
 mod faults_pooler;
 mod faults_schema;

@@ -1,21 +1,25 @@
 //! What the tests of the store's protocol share: a database with several processes' stores on it, short ways to fill
 //! it, and the invariants that hold in every snapshot.
 
-use std::{path::Path, sync::Arc};
+use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
 use openvibe_events::{
+    delivery::Wake,
     domain::{
         cursor::Cursor,
         envelope::Envelope,
         ids::{EventId, SubscriptionId},
         sources::SourceMap,
+        time::Millis,
         topic::TopicPattern,
     },
+    fabric::{Fabric, FabricSettings},
     publish::{PublishError, PublishRequest, Published, Publisher, Rules},
     store::{
         Addresses, Candidate, Claim, Claimed, DeliveryCounts, NewDelivery, NewEvent, NewSubscription, Outcome, Page,
         PageRequest, Pass, Settlement, SharedStore, Store, StoreError,
     },
+    tls::{Authorities, Trust},
 };
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgPool};
@@ -180,11 +184,13 @@ pub(crate) async fn put_keyed(
                 subscription_id: subscription?,
                 ordering_key: *ordering_key,
                 at_most_once: false,
+                carrier: "pg-v1",
+                placement_id: None,
             })
         })
         .collect();
     let mut group = store.open_group(&ids).await?;
-    let first = group.store(&rows, &deliveries).await?;
+    let first = group.store(&rows, &deliveries).await?.first;
     group.commit().await?;
     Ok((first..).take(events.len()).collect())
 }
@@ -294,6 +300,26 @@ pub(crate) async fn assert_counts(store: &Store, pool: &PgPool) {
     assert_eq!(store.delivery_counts().await.expect("the counts"), counted);
 }
 
+/// The floor alone, which never connects.
+fn fabric(store: &SharedStore) -> Fabric {
+    let trust = Trust::load(&Authorities::default());
+    let settings = FabricSettings {
+        enabled: [planner::FLOOR.to_owned()].into(),
+        disabled: BTreeSet::new(),
+        rate_cards: None,
+        poll_interval: Duration::from_millis(500),
+        env: carriers::Env {
+            variables: &|name| (name == "DATABASE_URL").then(|| "postgresql://127.0.0.1:1/none".to_owned()),
+            instance: "test",
+            consumes: false,
+            tls: trust.client_config(),
+            clock: || std::time::SystemTime::UNIX_EPOCH,
+        },
+        clock: || Millis(0),
+    };
+    Fabric::open(&settings, Arc::clone(store)).expect("the floor")
+}
+
 /// A publisher of its own process on a store.
 pub(crate) struct Door {
     publisher: Publisher,
@@ -303,7 +329,8 @@ pub(crate) struct Door {
 impl Door {
     pub(crate) fn open(store: &SharedStore) -> Self {
         let stop = CancellationToken::new();
-        let (publisher, _task) = Publisher::start(Arc::clone(store), HOPS_MAX, Arc::new(|_| {}), stop.clone());
+        let fabric = Arc::new(fabric(store));
+        let (publisher, _task) = Publisher::start(Arc::clone(store), HOPS_MAX, fabric, Wake::nobody(), stop.clone());
         Self {
             publisher,
             _stop: stop.drop_guard(),

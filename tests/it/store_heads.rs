@@ -281,6 +281,8 @@ async fn a_replay_while_a_new_event_of_its_key_is_stored_leaves_one_mark() {
         subscription_id: &id,
         ordering_key: Some("k"),
         at_most_once: false,
+        carrier: "pg-v1",
+        placement_id: None,
     };
     group.store(&[new_event(&new)], &[delivery]).await.expect("rows");
     let replayed = replay(store, &id, old[0].event_id.as_str());
@@ -374,6 +376,8 @@ async fn a_publish_whose_last_row_ends_while_it_waits_holds_the_row_that_is_last
         subscription_id: &id,
         ordering_key: Some("k"),
         at_most_once: false,
+        carrier: "pg-v1",
+        placement_id: None,
     };
     let rows = [new_event(&new)];
     let deliveries = [delivery];
