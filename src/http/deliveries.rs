@@ -62,6 +62,13 @@ struct ReplayView {
     /// The `cursor` to continue with; absent when nothing remains.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
+    /// Only for who asks for it: callers of the service before compare the whole answer.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    details: Option<ReplayDetails>,
+}
+
+#[derive(Serialize)]
+struct ReplayDetails {
     /// Of those that were queued: how many were made, and how many go out again when their running attempt has ended.
     created: i64,
     in_flight: i64,
@@ -145,16 +152,18 @@ pub(super) async fn replay(
     let id = existing(&api, &body).await?;
     let epoch = api.store.positions().await?.epoch;
     let (selection, named) = selection(&body, epoch)?;
+    let detailed = match body.get("details") {
+        None | Some(Value::Bool(false)) => false,
+        Some(Value::Bool(true)) => true,
+        Some(_) => return Err(ApiError::BadRequest("details must be true or false".into())),
+    };
     let replayed = api.store.replay(&id, &selection).await?.ok_or_else(unknown)?;
     (api.wake)(std::slice::from_ref(&id));
     let before = |position: i64| Cursor {
         epoch,
         position: position - 1,
     };
-    let view = ReplayView {
-        subscription_id: id.to_string(),
-        queued: replayed.queued,
-        next: replayed.next.map(|position| before(position).to_string()),
+    let details = detailed.then(|| ReplayDetails {
         created: replayed.created,
         in_flight: replayed.in_flight,
         enabled: replayed.enabled,
@@ -167,6 +176,12 @@ pub(super) async fn replay(
                 None => "not_found",
             })
         }),
+    });
+    let view = ReplayView {
+        subscription_id: id.to_string(),
+        queued: replayed.queued,
+        next: replayed.next.map(|position| before(position).to_string()),
+        details,
     };
     Ok(json(StatusCode::OK, &view))
 }

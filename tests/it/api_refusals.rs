@@ -777,6 +777,10 @@ fn deliveries(table: &mut Table) {
             json!({ "subscription_id": id, "since": "2026-10-21T08:15:30Z", "from_seq": 0 }),
             "exactly one",
         ),
+        (
+            json!({ "subscription_id": id, "from_seq": 0, "details": "yes" }),
+            "details",
+        ),
     ] {
         table.replay(body).refused(400, "events.bad_request", names);
     }

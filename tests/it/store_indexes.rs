@@ -104,7 +104,9 @@ async fn while_one_process_builds_others_start_publish_and_wait_their_turn() {
     let first = building(&fixture.store);
     builder(&fixture).await;
     let other = fixture.another().await;
-    let refused = other.build_index(&OTHER).await.expect("an answer");
+    let refused = within("an answer", SOON, other.build_index(&OTHER))
+        .await
+        .expect("an answer");
     assert_eq!(refused, IndexBuild::Elsewhere, "one build at a time, whatever index");
     let addresses = Addresses::parse(fixture.url(), fixture.url()).expect("the URL of a test database");
     within("a start migrates", SOON, store::migrate(&addresses))
