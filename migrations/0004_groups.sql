@@ -355,7 +355,7 @@ BEGIN
     -- Any other is simply made again, so its commit does not wait for the disk.
     IF NOT in_durable AND NOT EXISTS (
         SELECT FROM unnest(locked_ids) AS i(id)
-        JOIN deliveries d ON d.subscription_id = i.id AND d.lease_until = now_ms() + in_lease_ms
+        JOIN deliveries d ON d.subscription_id = i.id AND d.claim_id >= last_claim AND d.lease_until IS NOT NULL
         WHERE d.lease_owner = in_owner AND d.at_most_once
     ) THEN
         PERFORM set_config('synchronous_commit', 'off', true);

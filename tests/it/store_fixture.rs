@@ -470,13 +470,14 @@ pub(crate) fn claim_literals(ids: &[&SubscriptionId], frontier: i64) -> String {
 }
 
 /// Runs a recorded statement with these literals, once with a plan for them and once with the plan that a kept
-/// statement gets, and answers what each cost. Nothing of it stays.
+/// statement gets, and answers what each cost. Nothing of it stays. Functions are planned for the tables as they are: so
+/// the store sees to it for its own (`Lanes`).
 pub(crate) async fn costs(pool: &PgPool, fragment: &str, literals: &str) -> [Cost; 2] {
     let mut connection = pool.acquire().await.expect("a connection");
     let mut costs = Vec::new();
     for mode in ["force_custom_plan", "force_generic_plan"] {
         let script = format!(
-            "BEGIN; SET LOCAL plan_cache_mode = {mode}; DEALLOCATE ALL; PREPARE recorded AS {}",
+            "DISCARD PLANS; BEGIN; SET LOCAL plan_cache_mode = {mode}; DEALLOCATE ALL; PREPARE recorded AS {}",
             statement(fragment)
         );
         sqlx::raw_sql(AssertSqlSafe(script))

@@ -78,7 +78,7 @@ impl Work<'_> {
     }
 
     async fn price_of_publish(&self) -> i64 {
-        let version = self.fixture.number("SELECT version FROM store_counter").await;
+        let version = self.fixture.store.view().version;
         let (id, key) = (&self.id, self.key.map_or("NULL".to_owned(), |key| format!("'{key}'")));
         let literals = format!(
             "{version}, 4, ARRAY[NULL], ARRAY['evt_price'], ARRAY['live.a.b'], ARRAY[1], ARRAY['live'], ARRAY['live'], \
