@@ -21,7 +21,6 @@ use crate::{
         envelopes::{Envelope, batch, envelope},
         ledger::{Ledger, assert_in_order},
         network::Network,
-        process::setting,
         proxy::Proxy,
         receiver::{Answer, Call, Receiver},
         service::{Service, start_many},
@@ -31,7 +30,7 @@ use crate::{
 
 /// How far the clocks of two processes lie before and behind the database's, in seconds.
 const SHIFT_S: i64 = 30;
-/// Rows of the drain in which PostgreSQL restarts; `OV_DRAIN_ROWS` makes it another number.
+/// Deliveries of the drain in which PostgreSQL restarts.
 const DRAIN_ROWS: usize = 10_000;
 /// How long everything may take to arrive.
 const ALL: Duration = Duration::from_secs(90);
@@ -291,7 +290,6 @@ fn out_of_order(receiver: &Receiver, subjects: &[Vec<(String, usize, usize)>], o
 async fn a_restart_of_postgresql_in_the_middle_of_a_drain_repeats_what_was_leased_and_nothing_else() {
     const TYPE: &str = "live.drain.happened";
     const SUBSCRIPTIONS: usize = 10;
-    let rows: usize = setting("OV_DRAIN_ROWS").unwrap_or(DRAIN_ROWS);
     let (cluster, network, receiver) = tokio::join!(Cluster::start(""), Network::start(), Receiver::start());
     let database = Database::create_on(&cluster.server()).await;
     let proxy = Proxy::start(&database.server()).await;
@@ -304,7 +302,7 @@ async fn a_restart_of_postgresql_in_the_middle_of_a_drain_repeats_what_was_lease
         subscribe(client, &format!("chat{n}"), TYPE, &receiver.url(&path), 16).await;
         ledger = ledger.route_type(&path, TYPE);
     }
-    for _ in 0..rows / SUBSCRIPTIONS / 100 {
+    for _ in 0..DRAIN_ROWS / SUBSCRIPTIONS / 100 {
         let events: Vec<Envelope> = (0..100).map(|_| envelope("live").event_type(TYPE)).collect();
         let answer = client.publish_as("live", &batch(&events)).await;
         assert_eq!(answer.status, 201, "{}", answer.text);
@@ -317,12 +315,12 @@ async fn a_restart_of_postgresql_in_the_middle_of_a_drain_repeats_what_was_lease
         ("DATABASE_DIRECT_URL", through.as_str()),
     ];
     let _services = start_many(&database, &network, 2, &env).await;
-    receiver.wait_calls(rows / 3, ALL).await;
+    receiver.wait_calls(DRAIN_ROWS / 3, ALL).await;
     // Nobody gets back in before it is known who held what.
     cluster.stop();
     proxy.cut();
     let before = receiver.calls().len();
-    assert!(before < rows, "it was to stop in the middle");
+    assert!(before < DRAIN_ROWS, "it was to stop in the middle");
     cluster.start_again().await;
     let leased: BTreeSet<(String, String)> = sqlx::query_as(
         "SELECT d.event_id, s.endpoint FROM deliveries d JOIN subscriptions s ON s.id = d.subscription_id \
