@@ -16,8 +16,10 @@ const DOUBLING_BITS: u32 = BUCKETS_PER_DOUBLING.trailing_zeros();
 /// Longer samples count as this one, in microseconds: two minutes.
 const SAMPLE_MAX_US: u64 = 120_000_000;
 const BUCKETS: usize = bucket(SAMPLE_MAX_US) + 1;
-/// Share of a p95 by which it is offered higher when there are very few samples.
-const DOUBT_MAX: f64 = 0.5;
+/// Share of a p95 by which it is offered higher, divided by the number of samples …
+const DOUBT_OF_ONE: f64 = 4.0;
+/// … and never more than this.
+const DOUBT_MAX: f64 = 1.0;
 /// Share of a latency by which it must differ before anything is planned anew.
 pub const MOVE_MIN: f64 = 0.1;
 
@@ -25,6 +27,11 @@ pub const MOVE_MIN: f64 = 0.1;
 pub fn has_moved(planned_ms: f64, now_ms: f64) -> bool {
     // A little less than a tenth, because a tenth has no exact form.
     (now_ms - planned_ms).abs() >= planned_ms * MOVE_MIN * (1.0 - 1e-9) && now_ms.to_bits() != planned_ms.to_bits()
+}
+
+/// What the floor offers, in milliseconds, for the interval of its poll: half of it, since that is what it promises.
+pub fn floor_latency_ms(poll_interval_ms: f64) -> f64 {
+    (poll_interval_ms / 2.0).max(1.0)
 }
 
 /// The latency of one carrier for one class.
@@ -73,7 +80,7 @@ impl LatencyWindow {
     /// not follow chance to and fro between two carriers that are alike, few samples are offered as more than they say.
     pub fn offered_ms(&self, now: Duration) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^53")]
-        let doubt = 1.0 + (2.0 / self.samples(now).max(1) as f64).min(DOUBT_MAX);
+        let doubt = 1.0 + (DOUBT_OF_ONE / self.samples(now).max(1) as f64).min(DOUBT_MAX);
         self.p95_ms(now).map_or(self.default_ms, |p95_ms| p95_ms * doubt)
     }
 
@@ -227,7 +234,7 @@ mod tests {
     #[test]
     fn few_samples_are_offered_with_a_doubt() {
         let mut window = LatencyWindow::new(1.0);
-        for (count, offered) in [(1, 15.0), (4, 15.0), (8, 12.5), (20, 11.0), (200, 10.1)] {
+        for (count, offered) in [(1, 20.0), (4, 20.0), (8, 15.0), (40, 11.0), (400, 10.1)] {
             while window.samples(s(1)) < count {
                 window.record(Duration::from_millis(10), s(1));
             }
@@ -247,6 +254,13 @@ mod tests {
         }
         assert_eq!(window.slices.len(), SLICES);
         assert!(BUCKETS < 1000 && window.slices.iter().all(|slice| slice.buckets.len() == BUCKETS));
+    }
+
+    #[test]
+    fn the_floor_offers_half_its_poll() {
+        for (interval_ms, offered_ms) in [(500.0, 250.0), (5000.0, 2500.0), (1.0, 1.0)] {
+            assert!((floor_latency_ms(interval_ms) - offered_ms).abs() < f64::EPSILON);
+        }
     }
 
     #[test]

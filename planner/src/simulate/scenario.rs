@@ -11,6 +11,7 @@ use super::carriers::KNOWN;
 use super::span::Span;
 use crate::FLOOR;
 use crate::class::Class;
+use crate::health::floor_latency_ms;
 use crate::intent::Intent;
 use crate::moment::millis;
 use crate::rate_card::{RateCards, SHIPPED_RATE_CARDS};
@@ -389,7 +390,7 @@ impl Reader {
         };
         if setup.id == FLOOR {
             // What it promises is its poll.
-            setup.latency_ms = (poll_ms / 2.0).max(1.0);
+            setup.latency_ms = floor_latency_ms(poll_ms);
         }
         Some(setup)
     }

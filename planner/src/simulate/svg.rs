@@ -68,7 +68,9 @@ impl Picture<'_> {
         );
         self.text(20.0, 48.0, "start", &format!("fill=\"{FAINT}\""), &report.description);
         let sum = format!(
-            "{events} events · {} moves · {left} left to the poll · {without:.0} s without an eligible carrier · {}",
+            "{} to {} · {events} events · {} moves · {left} left to the poll · {without:.0} s without an eligible carrier · {}",
+            day_time(report.start_ms),
+            day_time(report.end_ms),
             report.moves_total,
             usd(report.cost_usd)
         );
@@ -277,25 +279,28 @@ fn colour(carrier: &str, place: usize) -> &'static str {
     }
 }
 
+/// Text as XML has it. It knows few control characters, and none is worth a place in a picture.
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
+    let mut safe = String::with_capacity(text.len());
+    for own in text.chars().filter(|own| !own.is_control()) {
+        match own {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            // No part of XML either.
+            '\u{fffe}' | '\u{ffff}' => {}
+            other => safe.push(other),
+        }
+    }
+    safe
 }
 
 fn cut(text: &str, chars_max: usize) -> String {
-    // XML knows few control characters, and none is worth a place in a heading.
-    let mut shown: String = text
-        .chars()
-        .filter(|own| !own.is_control())
-        .take(chars_max + 1)
-        .collect();
-    if shown.chars().count() > chars_max {
-        shown.pop();
-        shown.push('…');
+    match text.char_indices().nth(chars_max) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
-    shown
 }
 
 fn usd(value: f64) -> String {

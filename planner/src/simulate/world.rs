@@ -14,7 +14,7 @@ use crate::offer::Offer;
 use crate::rate_card::RateCards;
 
 /// A carrier without traffic is asked this often.
-const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// Most samples that are drawn for a carrier at once: more would not change their p95.
 const SAMPLES_MAX: u64 = 32;
 
