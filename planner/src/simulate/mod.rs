@@ -2,6 +2,7 @@
 //!
 //! What is invented is the world around them: traffic, brokers that come and go, prices. The decisions are the service's.
 
+mod broker;
 mod carriers;
 mod dice;
 mod report;

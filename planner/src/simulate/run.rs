@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::broker::{Broker, Sent};
 use super::dice::Dice;
 use super::report::{CarrierReport, ClassReport, CostPoint, Lane, Move, Report, Segment, Unavailable};
 use super::scenario::Scenario;
-use super::world::{Broker, Conditions, Sent, happen, rate};
+use super::world::{Conditions, happen, rate};
 use crate::FLOOR;
 use crate::class::Class;
 use crate::decision::Decision;
