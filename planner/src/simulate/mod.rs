@@ -12,7 +12,7 @@ mod span;
 mod svg;
 mod world;
 
-pub use report::{CarrierReport, ClassReport, CostPoint, Lane, Move, Report, Segment, Unavailable};
+pub use report::{CarrierReport, ClassReport, CostPoint, Happened, Lane, Move, Report, Segment, Unavailable};
 pub use run::run;
 pub use scenario::{SCENARIO_BYTES_MAX, Scenario, ScenarioMistakes, Traffic};
 pub use svg::draw;

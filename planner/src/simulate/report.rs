@@ -35,6 +35,8 @@ pub struct Report {
     pub lanes: Vec<Lane>,
     /// Each carrier.
     pub carriers: Vec<CarrierReport>,
+    /// What happened, as the scenario tells it.
+    pub happened: Vec<Happened>,
     /// The first placement of each stream, and every move, with its reasons.
     pub moves: Vec<Move>,
     /// The cost as it grew.
@@ -176,6 +178,21 @@ pub struct Unavailable {
     pub until_ms: Option<i64>,
     /// The reason that the planner shows.
     pub reason: String,
+}
+
+/// Something that the scenario made happen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Happened {
+    /// Since when.
+    #[serde(rename = "from", serialize_with = "iso")]
+    pub from_ms: i64,
+    /// Until when.
+    #[serde(rename = "until", serialize_with = "iso")]
+    pub until_ms: i64,
+    /// The carrier, stream or rate card that it happened to.
+    pub to: String,
+    /// What it was.
+    pub what: String,
 }
 
 /// A stream moved, or was placed for the first time.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::broker::{Broker, Sent};
 use super::dice::Dice;
-use super::report::{CarrierReport, ClassReport, CostPoint, Lane, Move, Report, Segment, Unavailable};
+use super::report::{CarrierReport, ClassReport, CostPoint, Happened, Lane, Move, Report, Segment, Unavailable};
 use super::scenario::Scenario;
 use super::world::{Conditions, happen, rate};
 use crate::FLOOR;
@@ -339,6 +339,17 @@ impl<'a> Runner<'a> {
 
     fn report(mut self) -> Report {
         let end_ms = self.at_ms(self.scenario.duration.0);
+        let happened = self.scenario.happenings.iter().map(|one| {
+            let (to, what) = one.what.told();
+            let until_ms = one.until.map_or(end_ms, |until| self.at_ms(until.0).min(end_ms));
+            Happened {
+                from_ms: self.at_ms(one.at.0),
+                until_ms,
+                to: to.to_owned(),
+                what,
+            }
+        });
+        let happened = happened.collect();
         for carrier in &mut self.carriers {
             carrier.note(None, end_ms);
         }
@@ -367,6 +378,7 @@ impl<'a> Runner<'a> {
             classes: self.classes,
             lanes,
             carriers: self.carriers,
+            happened,
             moves: self.moves,
             moves_total: self.moves_total,
             recorded: self.recorded,

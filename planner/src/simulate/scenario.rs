@@ -88,3 +88,29 @@ pub(in crate::simulate) enum What {
     /// There is more or less traffic.
     Surge { traffic: String, factor: f64 },
 }
+
+impl What {
+    /// To whom it happens, and what, for people.
+    pub(in crate::simulate) fn told(&self) -> (&str, String) {
+        match self {
+            Self::Outage { carrier } => (carrier, "outage".to_owned()),
+            Self::Stall { carrier } => (carrier, "stall".to_owned()),
+            Self::Latency { carrier, latency_ms } => (carrier, format!("latency {latency_ms} ms")),
+            Self::Disabled { carrier } => (carrier, "disabled".to_owned()),
+            Self::Price {
+                rate_card,
+                unit_price_usd,
+                free_allowance,
+            } => {
+                let price = unit_price_usd.map(|usd| format!("price {usd} USD"));
+                let allowance = free_allowance.map(|units| format!("{units} free"));
+                (
+                    rate_card,
+                    [price, allowance].into_iter().flatten().collect::<Vec<_>>().join(", "),
+                )
+            }
+            Self::Backlog { traffic } => (traffic, "backlog".to_owned()),
+            Self::Surge { traffic, factor } => (traffic, format!("{factor} × the traffic")),
+        }
+    }
+}

@@ -15,6 +15,7 @@ const COST_HEIGHT: f64 = 90.0;
 const INK: &str = "#1e293b";
 const FAINT: &str = "#64748b";
 const TROUBLE: &str = "#dc2626";
+const HAPPENED: &str = "#f59e0b";
 /// Characters of a heading that fit in its line.
 const LINE_CHARS: usize = 170;
 
@@ -90,6 +91,12 @@ impl Picture<'_> {
             "<rect x=\"{x:.0}\" y=\"82\" width=\"12\" height=\"12\" rx=\"2\" fill=\"url(#trouble)\"/>"
         );
         self.text(x + 17.0, 92.0, "start", "", "could not be chosen");
+        x += 160.0;
+        let _ = writeln!(
+            self.body,
+            "<rect x=\"{x:.0}\" y=\"87\" width=\"16\" height=\"3\" fill=\"{HAPPENED}\"/>"
+        );
+        self.text(x + 21.0, 92.0, "start", "", "what the scenario did to it");
         self.y = 112.0;
     }
 
@@ -152,7 +159,27 @@ impl Picture<'_> {
                 escaped(&tip)
             );
         }
+        self.happened(&lane.traffic, self.y + ROW - 3.0);
         self.y += ROW;
+    }
+
+    /// What the scenario did to a carrier or a stream, as a thin line.
+    fn happened(&mut self, to: &str, y: f64) {
+        for one in self.report.happened.iter().filter(|one| one.to == to) {
+            let (x, width) = self.span(one.from_ms, one.until_ms);
+            let tip = format!(
+                "{to}: {}, {} to {}",
+                one.what,
+                day_time(one.from_ms),
+                day_time(one.until_ms)
+            );
+            let _ = writeln!(
+                self.body,
+                "<rect x=\"{x:.1}\" y=\"{y:.0}\" width=\"{width:.1}\" height=\"3\" fill=\"{HAPPENED}\">\
+                 <title>{}</title></rect>",
+                escaped(&tip)
+            );
+        }
     }
 
     fn carriers(&mut self) {
@@ -180,6 +207,7 @@ impl Picture<'_> {
                     escaped(&tip)
                 );
             }
+            self.happened(&carrier.id, middle + 4.0);
             self.y += THIN_ROW;
         }
     }
@@ -268,13 +296,13 @@ impl Picture<'_> {
 }
 
 fn colour(carrier: &str, place: usize) -> &'static str {
-    const OTHERS: [&str; 6] = ["#be185d", "#4d7c0f", "#a16207", "#0f766e", "#1d4ed8", "#7e22ce"];
+    const OTHERS: [&str; 6] = ["#a16207", "#1d4ed8", "#4d7c0f", "#be185d", "#0f766e", "#7e22ce"];
     match carrier {
         "pg-v1" => "#94a3b8",
         "valkey-v1" => "#7c3aed",
         "nats-v1" => "#0ea5e9",
         "nats-js-v1" => "#059669",
-        "cloud-v1" => "#f59e0b",
+        "cloud-v1" => "#7c2d12",
         _ => OTHERS[place % OTHERS.len()],
     }
 }

@@ -233,6 +233,11 @@ fn a_picture_shows_every_stream_carrier_and_outage_and_escapes_what_it_was_given
     ] {
         assert!(picture.contains(part), "{part}");
     }
+    let slow = draw(&ran(SLOW_BROKER));
+    assert!(
+        slow.contains("nats-v1: latency 90 ms") && slow.contains("orders: backlog"),
+        "what happened is told"
+    );
     let mut named: Value = serde_json::from_str(OUTAGE).expect("JSON");
     named["title"] = json!("<script>alert(\"1\") & \u{7} more");
     named["traffic"][0]["name"] = json!("</title><b>");
