@@ -21,6 +21,7 @@ mod placement;
 mod plan;
 mod rate_card;
 mod requirements;
+pub mod simulate;
 mod usage;
 
 pub use class::Class;
@@ -28,10 +29,11 @@ pub use decision::{Decision, FLOOR, decide};
 pub use intent::{Intent, PolicyClass, capabilities, latency_op};
 pub use market::{Carrier, Health, Market};
 pub use memory::{Ask, Decided, KEYS_MAX, Key, Memory, POLICIES_MAX, PolicyKey, Proposal, Record};
+pub use moment::iso;
 pub use offer::{Capacity, Offer, Pricing, Status, Trust};
 pub use placement::{Candidate, Estimate, Placement, Verdict};
 pub use plan::{MIN_GAIN, Options, OwnedLoad, Weights, plan};
-pub use rate_card::{CARDS_BYTES_MAX, CardMistake, CardMistakes, RateCard, RateCards, ResetPeriod};
+pub use rate_card::{CARDS_BYTES_MAX, CardMistake, CardMistakes, RateCard, RateCards, ResetPeriod, SHIPPED_RATE_CARDS};
 pub use requirements::{LatencyClass, Objective, Requirements, Resources};
 pub use usage::{Month, ProviderState, ProviderStates, Usage};
 

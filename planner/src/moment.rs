@@ -17,7 +17,8 @@ pub(crate) fn millis(instant: OffsetDateTime) -> i64 {
     i64::try_from(instant.unix_timestamp_nanos().div_euclid(1_000_000)).expect("the calendar ends long before")
 }
 
-/// `2026-10-21T12:00:00.000Z`; `None` outside of the calendar.
-pub(crate) fn iso(ms: i64) -> Option<String> {
+/// The text of an instant in milliseconds since 1970, as answers spell it: `2026-10-21T12:00:00.000Z`. `None` outside of
+/// the calendar.
+pub fn iso(ms: i64) -> Option<String> {
     instant(ms)?.format(&ISO).ok()
 }

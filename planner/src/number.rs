@@ -148,7 +148,7 @@ mod tests {
     proptest! {
         /// Off the ties, this is the rounding that everybody has; a form reads back as the number.
         #[test]
-        fn only_ties_differ_from_the_usual(value in prop_oneof![0.0_f64..2.0, 0.0_f64..1e12, 0.0_f64..1e-4]) {
+        fn only_ties_differ_from_the_usual(value in prop_oneof![0.0_f64..2.0, 0.0_f64..1e5, 0.0_f64..1e-4]) {
             prop_assert_eq!(fixed(value, 6), format!("{value:.6}"));
             prop_assert_eq!(text(value).parse::<f64>().ok(), Some(value));
             if value < 9e9 {

@@ -8,6 +8,9 @@ mod parse;
 
 pub use parse::{CARDS_BYTES_MAX, CardMistake, CardMistakes};
 
+/// The cards that come with the service, a JSON array.
+pub const SHIPPED_RATE_CARDS: &str = include_str!("../../rate-cards/rate-cards.json");
+
 /// When a free allowance begins anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResetPeriod {

@@ -1,5 +1,6 @@
 //! The commands of the binary. Exit codes: 0 done, 1 failed, 2 wrong arguments or configuration.
 
+mod carriers;
 pub mod check_config;
 pub mod dev;
 mod migrate;
@@ -29,6 +30,9 @@ enum Command {
     Migrate,
     /// Run everything on this machine without configuration: database, identity issuer, service and a webhook receiver.
     Dev(dev::DevArgs),
+    /// Try what the carriers would do.
+    #[command(subcommand)]
+    Carriers(carriers::CarriersCommand),
     /// Print what is configured and where it came from, or every mistake.
     CheckConfig {
         /// One JSON document instead of a table.
@@ -45,6 +49,7 @@ pub fn run() -> ExitCode {
         Command::Serve => serve::main(),
         Command::Migrate => migrate::main(),
         Command::Dev(args) => dev::main(&args),
+        Command::Carriers(command) => carriers::main(&command),
         Command::CheckConfig { json } => check_config::main(json),
     }
 }

@@ -33,6 +33,7 @@ mod faults_storm;
 mod first_event;
 mod harness_self;
 mod outbound_tls;
+mod simulate;
 mod store_claims;
 mod store_counter;
 mod store_fixture;

@@ -16,6 +16,10 @@ const DOUBLING_BITS: u32 = BUCKETS_PER_DOUBLING.trailing_zeros();
 /// Longer samples count as this one, in microseconds: two minutes.
 const SAMPLE_MAX_US: u64 = 120_000_000;
 const BUCKETS: usize = bucket(SAMPLE_MAX_US) + 1;
+/// Share of a p95 by which it is offered higher, divided by the number of samples …
+const DOUBT_OF_ONE: f64 = 4.0;
+/// … and never more than this.
+const DOUBT_MAX: f64 = 1.0;
 /// Share of a latency by which it must differ before anything is planned anew.
 pub const MOVE_MIN: f64 = 0.1;
 
@@ -23,6 +27,11 @@ pub const MOVE_MIN: f64 = 0.1;
 pub fn has_moved(planned_ms: f64, now_ms: f64) -> bool {
     // A little less than a tenth, because a tenth has no exact form.
     (now_ms - planned_ms).abs() >= planned_ms * MOVE_MIN * (1.0 - 1e-9) && now_ms.to_bits() != planned_ms.to_bits()
+}
+
+/// What the floor offers, in milliseconds, for the interval of its poll: half of it, since that is what it promises.
+pub fn floor_latency_ms(poll_interval_ms: f64) -> f64 {
+    (poll_interval_ms / 2.0).max(1.0)
 }
 
 /// The latency of one carrier for one class.
@@ -65,9 +74,14 @@ impl LatencyWindow {
         slice.buckets[bucket] = slice.buckets[bucket].saturating_add(1);
     }
 
-    /// The p95 of what is not old, in milliseconds, or the default.
+    /// What to offer, in milliseconds: the p95 of what is not old, or the default.
+    ///
+    /// The p95 of a few samples is too good too often, and an idle carrier has only those of its probes. So that work does
+    /// not follow chance to and fro between two carriers that are alike, few samples are offered as more than they say.
     pub fn offered_ms(&self, now: Duration) -> f64 {
-        self.p95_ms(now).unwrap_or(self.default_ms)
+        #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^53")]
+        let doubt = 1.0 + (DOUBT_OF_ONE / self.samples(now).max(1) as f64).min(DOUBT_MAX);
+        self.p95_ms(now).map_or(self.default_ms, |p95_ms| p95_ms * doubt)
     }
 
     /// The p95 of what is not old, in milliseconds; `None` without samples.
@@ -176,8 +190,9 @@ mod tests {
             (2.0_f64.to_bits(), None)
         );
         window.record(Duration::from_millis(1000), s(100));
-        assert!(near(window.offered_ms(s(100)), 1000.0));
-        assert!(near(window.offered_ms(s(124)), 1000.0));
+        for now in [s(100), s(124)] {
+            assert!(window.p95_ms(now).is_some_and(|p95_ms| near(p95_ms, 1000.0)));
+        }
         assert_eq!(
             window.offered_ms(s(130)).to_bits(),
             2.0_f64.to_bits(),
@@ -194,7 +209,7 @@ mod tests {
         }
         assert_eq!(window.p95_ms(s(1)).map(f64::to_bits), Some(0.031_f64.to_bits()));
         window.record(Duration::from_secs(86_400), s(1));
-        assert!(near(window.offered_ms(s(1)), 120_000.0), "{}", window.offered_ms(s(1)));
+        assert!(near(window.p95_ms(s(1)).unwrap_or_default(), 120_000.0));
     }
 
     #[test]
@@ -209,11 +224,26 @@ mod tests {
         for second in 26..60 {
             window.record(Duration::from_millis(500), s(second));
         }
-        assert!(near(window.offered_ms(s(59)), 500.0));
+        assert!(near(window.p95_ms(s(59)).unwrap_or_default(), 500.0));
         for second in 60..=90 {
             window.record(Duration::from_micros(800), s(second));
         }
-        assert!(near(window.offered_ms(s(90)), 0.8), "{}", window.offered_ms(s(90)));
+        assert!(near(window.p95_ms(s(90)).unwrap_or_default(), 0.8));
+    }
+
+    #[test]
+    fn few_samples_are_offered_with_a_doubt() {
+        let mut window = LatencyWindow::new(1.0);
+        for (count, offered) in [(1, 20.0), (4, 20.0), (8, 15.0), (40, 11.0), (400, 10.1)] {
+            while window.samples(s(1)) < count {
+                window.record(Duration::from_millis(10), s(1));
+            }
+            assert!(
+                near(window.offered_ms(s(1)), offered),
+                "{count}: {}",
+                window.offered_ms(s(1))
+            );
+        }
     }
 
     #[test]
@@ -224,6 +254,13 @@ mod tests {
         }
         assert_eq!(window.slices.len(), SLICES);
         assert!(BUCKETS < 1000 && window.slices.iter().all(|slice| slice.buckets.len() == BUCKETS));
+    }
+
+    #[test]
+    fn the_floor_offers_half_its_poll() {
+        for (interval_ms, offered_ms) in [(500.0, 250.0), (5000.0, 2500.0), (1.0, 1.0)] {
+            assert!((floor_latency_ms(interval_ms) - offered_ms).abs() < f64::EPSILON);
+        }
     }
 
     #[test]

@@ -217,6 +217,11 @@ impl Memory {
         if known.is_none() && key.backlog.is_none() {
             return None;
         }
+        if let Some(known) = known.filter(|known| known.epoch == market.epoch())
+            && key.backlog == Some(known.decision.carrier.as_ref())
+        {
+            return Some(Decided::Remembered(&known.decision));
+        }
         let fresh = own.filter(|entry| entry.epoch == market.epoch());
         let base = match fresh {
             Some(entry) => Arc::clone(&entry.decision),
@@ -241,7 +246,6 @@ impl Memory {
                 // Another subscription's backlog of the key: the row names the carrier, and nothing goes to and fro.
                 proposed(Effect::Nothing, false, Arc::new(base.held_by(backlog)))
             }
-            (Some(_), Some(known)) if known.epoch == market.epoch() => Some(Decided::Remembered(&known.decision)),
             (Some(backlog), Some(_)) => proposed(Effect::Remember, false, Arc::new(base.held_by(backlog))),
         }
     }

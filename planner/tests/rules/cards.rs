@@ -1,6 +1,8 @@
 //! The cards that come with the service, their schema, and every mistake that a file of cards can hold.
 
+use openvibe_events_planner::simulate::Scenario;
 use openvibe_events_planner::{CARDS_BYTES_MAX, CardMistakes, RateCards};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::offers::NOW_MS;
@@ -255,4 +257,21 @@ fn a_file_of_another_kind_is_refused_as_a_whole() {
     let mistakes = parsed(&numbers).expect_err("a thousand mistakes");
     assert_eq!((mistakes.mistakes.len(), mistakes.unlisted), (50, 950));
     assert!(mistakes.to_string().ends_with("and 950 more"));
+}
+
+proptest! {
+    /// A damaged file is read or refused, with at least one mistake, and never more than that.
+    #[test]
+    fn a_damaged_file_is_refused_and_nothing_else(cut in any::<prop::sample::Index>(), length in 0_usize..60, put in "\\PC{0,6}") {
+        for text in [SHIPPED, include_str!("../../../scenarios/switches.json")] {
+            let at = cut.index(text.len());
+            let damaged = [&text.as_bytes()[..at], put.as_bytes(), &text.as_bytes()[(at + length).min(text.len())..]].concat();
+            if let Err(found) = RateCards::parse("cards.json", &damaged, NOW_MS) {
+                prop_assert!(!found.mistakes.is_empty());
+            }
+            if let Err(found) = Scenario::parse("scenario.json", &damaged) {
+                prop_assert!(!found.mistakes.is_empty());
+            }
+        }
+    }
 }

@@ -375,6 +375,7 @@ fn signals_of_a_key_go_elsewhere_while_its_carrier_is_not_eligible() {
     );
     let said = "the backlog of this key stays on pg-v1 until it has drained; signals go through valkey-v1 meanwhile";
     assert_eq!(decision.placement.reasons[0], said);
+    desk.expect(&market, Some("a"), Some("pg-v1"), "pg-v1", "remembered");
     let explained = desk
         .memory
         .explain(desk.ask(Some("a"), Some("cloud-v1")), &market, NOW_MS);

@@ -4,5 +4,6 @@ mod cards;
 mod decisions;
 mod offers;
 mod properties;
+mod simulation;
 mod usage;
 mod vectors;

@@ -394,6 +394,13 @@ fn the_latency_is_that_of_the_operation_else_the_best_p95_else_unknown() {
         "an operation that it lacks does not make it unknown"
     );
     assert_eq!(one.latency(None), Some(7.0));
+    let at_the_ceiling = Requirements {
+        latency_op: Some("ack_p95".into()),
+        max_latency_ms: Some(9.0),
+        ..Requirements::default()
+    };
+    let placement = plan(&at_the_ceiling, std::slice::from_ref(&one), &Options::at(NOW_MS));
+    assert_eq!(placement.selected.as_deref(), Some("A"), "a ceiling may be reached");
     one.latency_ms.truncate(0);
     assert_eq!(one.latency(Some("ack_p95")), None);
     let ceiling = Requirements {

@@ -1,0 +1,398 @@
+//! The simulator: the shipped scenarios come out as their page tells, and a file that is wrong is refused by name.
+
+use openvibe_events_planner::Class;
+use openvibe_events_planner::simulate::{
+    CarrierReport, ClassReport, Lane, Report, SCENARIO_BYTES_MAX, Scenario, ScenarioMistakes, draw, run,
+};
+use serde_json::{Value, json};
+
+const OUTAGE: &str = include_str!("../../../scenarios/outage.json");
+const SLOW_BROKER: &str = include_str!("../../../scenarios/slow-broker.json");
+const ALLOWANCE: &str = include_str!("../../../scenarios/allowance.json");
+const SWITCHES: &str = include_str!("../../../scenarios/switches.json");
+
+fn ran(text: &str) -> Report {
+    run(&Scenario::parse("scenario.json", text.as_bytes()).expect("a scenario"))
+}
+
+fn lane<'a>(report: &'a Report, name: &str) -> &'a Lane {
+    report.lanes.iter().find(|lane| lane.traffic == name).expect("a stream")
+}
+
+fn class(report: &Report, class: Class) -> &ClassReport {
+    report.classes.iter().find(|one| one.class == class).expect("a class")
+}
+
+fn carrier<'a>(report: &'a Report, id: &str) -> &'a CarrierReport {
+    report
+        .carriers
+        .iter()
+        .find(|carrier| carrier.id == id)
+        .expect("a carrier")
+}
+
+/// Where a stream was: carriers, and the whole seconds at which it came to them.
+fn course(report: &Report, name: &str) -> Vec<(String, i64)> {
+    let segments = &lane(report, name).segments;
+    segments
+        .iter()
+        .map(|one| (one.carrier.clone(), (one.from_ms - report.start_ms) / 1000))
+        .collect()
+}
+
+/// The streams as they went, each moment within a few seconds of what is expected.
+#[track_caller]
+fn went(report: &Report, name: &str, expected: &[(&str, i64, i64)]) {
+    let found = course(report, name);
+    let fits = found.len() == expected.len()
+        && found
+            .iter()
+            .zip(expected)
+            .all(|((carrier, at_s), (other, from_s, to_s))| carrier == other && (from_s..=to_s).contains(&at_s));
+    assert!(fits, "{name} went {found:?}, not {expected:?}");
+}
+
+#[test]
+fn a_broker_that_dies_is_left_within_two_seconds_and_comes_back_by_itself() {
+    let report = ran(OUTAGE);
+    // Gone: noticed at once, back at once. Stalled: five calls run into their deadline; back with the next trial.
+    went(
+        &report,
+        "posts",
+        &[
+            ("valkey-v1", 0, 0),
+            ("pg-v1", 1200, 1202),
+            ("valkey-v1", 1800, 1802),
+            ("pg-v1", 3000, 3002),
+            ("valkey-v1", 4800, 4860),
+        ],
+    );
+    went(
+        &report,
+        "presence",
+        &[("nats-v1", 0, 0), ("pg-v1", 3600, 3602), ("nats-v1", 3900, 3902)],
+    );
+    // Critical work does not go back: whoever has it keeps it.
+    went(&report, "payments", &[("valkey-v1", 0, 0), ("pg-v1", 1200, 1202)]);
+    let reasons: Vec<&str> = carrier(&report, "valkey-v1")
+        .unavailable
+        .iter()
+        .map(|one| one.reason.as_str())
+        .collect();
+    assert_eq!(reasons, ["not connected (valkey-v1)", "breaker open (valkey-v1)"]);
+    let queue = class(&report, Class::Queue);
+    assert!(queue.left_to_poll > 0 && queue.failing_s <= 4.0, "{queue:?}");
+    assert!(
+        queue.without_carrier_s == 0.0,
+        "the floor is an eligible carrier: {queue:?}"
+    );
+    assert_eq!(
+        queue.events,
+        lane(&report, "posts").events + lane(&report, "payments").events
+    );
+    let moved = &report
+        .moves
+        .iter()
+        .find(|one| one.from.as_deref() == Some("valkey-v1"))
+        .expect("a move")
+        .reasons;
+    assert_eq!(moved[0], "valkey-v1 is no longer eligible: moved");
+}
+
+#[test]
+fn work_leaves_a_slow_broker_returns_when_it_is_fast_and_ignores_wavering() {
+    let report = ran(SLOW_BROKER);
+    for name in ["presence", "chat"] {
+        // Nothing at 45 minutes, when NATS is a tenth slower than Valkey.
+        went(
+            &report,
+            name,
+            &[("nats-v1", 0, 0), ("valkey-v1", 900, 903), ("nats-v1", 1800, 1860)],
+        );
+    }
+    // Its backlog keeps the key on the slow broker until it has drained.
+    went(
+        &report,
+        "orders",
+        &[("nats-js-v1", 0, 0), ("pg-v1", 2400, 2402), ("nats-js-v1", 3000, 3060)],
+    );
+    assert!(lane(&report, "orders").mean_wake_ms > lane(&report, "presence").mean_wake_ms);
+}
+
+#[test]
+fn an_allowance_is_used_up_to_its_end_and_hardly_beyond() {
+    let report = ran(ALLOWANCE);
+    let notifications = lane(&report, "notifications");
+    assert!(
+        notifications.segments.iter().all(|one| one.carrier == "valkey-v1"),
+        "it is after latency"
+    );
+    let cheap = course(&report, "statistics");
+    assert!(
+        cheap.len() > 2 && cheap.len() < 4 * 61,
+        "it goes where it is free, a few times a day: {}",
+        cheap.len()
+    );
+    // 200 million of each month are free; all of it on one carrier would have cost 81 dollars.
+    let woken = carrier(&report, "valkey-v1").woken;
+    assert!((380_000_000..430_000_000).contains(&woken), "{woken}");
+    assert!(report.cost_usd > 0.0 && report.cost_usd < 4.0, "{}", report.cost_usd);
+    let last = report.cost.last().expect("points");
+    assert!((last.cost_usd - report.cost_usd).abs() < 1e-9 && last.at_ms == report.end_ms);
+    assert!(
+        report
+            .cost
+            .is_sorted_by(|a, b| a.at_ms <= b.at_ms && a.cost_usd <= b.cost_usd)
+    );
+    let billed = (f64::from(u32::try_from(woken).expect("small")) - 4e8) * 0.2e-6;
+    assert!(
+        report.cost_usd >= billed - 1e-6,
+        "{} for at least {billed}",
+        report.cost_usd
+    );
+}
+
+#[test]
+fn switches_and_prices_take_effect_and_nobody_eligible_means_the_floor() {
+    let report = ran(SWITCHES);
+    went(
+        &report,
+        "orders",
+        &[("nats-js-v1", 0, 0), ("pg-v1", 3600, 3602), ("nats-js-v1", 7200, 7260)],
+    );
+    assert_eq!(carrier(&report, "cloud-v1").woken, 0, "no price, no work");
+    // Cheapest: the remote queue while it is cheaper than the database, or while that is switched off.
+    went(
+        &report,
+        "webhooks",
+        &[
+            ("pg-v1", 0, 0),
+            ("remote-v1", 10_800, 10_802),
+            ("pg-v1", 21_600, 21_602),
+            ("remote-v1", 26_400, 26_402),
+            ("pg-v1", 27_600, 27_602),
+        ],
+    );
+    // Only the remote queue meets the ceiling; without it nobody does.
+    let fallbacks: Vec<bool> = lane(&report, "audit").segments.iter().map(|one| one.fallback).collect();
+    assert_eq!(fallbacks, [false, true, false]);
+    let without_s = class(&report, Class::Queue).without_carrier_s;
+    assert!((1190.0..1270.0).contains(&without_s), "{without_s}");
+    assert_eq!(
+        class(&report, Class::Stream).without_carrier_s.to_bits(),
+        0.0_f64.to_bits()
+    );
+    let said = "no eligible candidate: falling back to pg-v1";
+    assert!(
+        report
+            .moves
+            .iter()
+            .any(|one| one.reasons.iter().any(|reason| reason == said))
+    );
+}
+
+#[test]
+fn the_same_scenario_gives_the_same_report_and_another_seed_another() {
+    let again = || serde_json::to_string(&ran(OUTAGE)).expect("JSON");
+    assert_eq!(again(), again());
+    let other = ran(&OUTAGE.replace("\"seed\": 1", "\"seed\": 9"));
+    assert_ne!(serde_json::to_string(&other).expect("JSON"), again());
+}
+
+/// Every event is accounted for: woken by a carrier or left to the poll.
+#[test]
+fn nothing_is_lost_in_a_report() {
+    for text in [OUTAGE, SLOW_BROKER, SWITCHES] {
+        let report = ran(text);
+        let events: u64 = report.lanes.iter().map(|lane| lane.events).sum();
+        let left: u64 = report.lanes.iter().map(|lane| lane.left_to_poll).sum();
+        let woken: u64 = report.carriers.iter().map(|carrier| carrier.woken).sum();
+        assert_eq!(events, woken + left, "{}", report.title);
+        for lane in &report.lanes {
+            assert_eq!(lane.segments.first().map(|one| one.from_ms), Some(report.start_ms));
+            assert_eq!(lane.segments.last().map(|one| one.until_ms), Some(report.end_ms));
+            assert!(
+                lane.segments.windows(2).all(|pair| pair[0].until_ms == pair[1].from_ms),
+                "without a hole"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_picture_shows_every_stream_carrier_and_outage_and_escapes_what_it_was_given() {
+    let picture = draw(&ran(OUTAGE));
+    for part in [
+        "A broker dies",
+        "TOPIC",
+        "QUEUE",
+        "payments · account:7",
+        "valkey-v1",
+        "not connected (nats-v1)",
+        "<polyline",
+    ] {
+        assert!(picture.contains(part), "{part}");
+    }
+    let slow = draw(&ran(SLOW_BROKER));
+    assert!(
+        slow.contains("nats-v1: latency 90 ms") && slow.contains("orders: backlog"),
+        "what happened is told"
+    );
+    let mut named: Value = serde_json::from_str(OUTAGE).expect("JSON");
+    named["title"] = json!("<script>alert(\"1\") & \u{7} more");
+    named["traffic"][0]["name"] = json!("</title><b>");
+    let hostile = draw(&ran(&named.to_string()));
+    assert!(!hostile.contains("<script") && !hostile.contains("<b>") && !hostile.contains('\u{7}'));
+    assert!(hostile.contains("&lt;script&gt;alert(&quot;1&quot;) &amp;  more"));
+    for picture in [picture, hostile] {
+        let (opened, closed) = (picture.matches("<text").count(), picture.matches("</text>").count());
+        assert_eq!(opened, closed);
+        assert!(picture.starts_with("<svg xmlns=") && picture.ends_with("</svg>\n") && !picture.contains("NaN"));
+    }
+}
+
+#[test]
+fn a_run_of_one_second_and_of_no_events_is_a_run() {
+    let mut short: Value = serde_json::from_str(OUTAGE).expect("JSON");
+    short["duration"] = json!("1s");
+    short["happenings"] = json!([]);
+    short["traffic"][0]["per_second"] = json!(0);
+    let report = ran(&short.to_string());
+    assert_eq!(
+        (report.end_ms - report.start_ms, lane(&report, "posts").events),
+        (1000, 0)
+    );
+    assert!(!draw(&report).contains("NaN"));
+}
+
+fn mistakes(scenario: &Value) -> ScenarioMistakes {
+    Scenario::parse("mine.json", scenario.to_string().as_bytes()).expect_err("a mistake")
+}
+
+#[track_caller]
+fn refused(change: impl FnOnce(&mut Value), words: &[&str]) {
+    let mut scenario: Value = serde_json::from_str(OUTAGE).expect("JSON");
+    change(&mut scenario);
+    let said = mistakes(&scenario).to_string();
+    for word in ["mine.json"].iter().chain(words) {
+        assert!(said.contains(word), "{word} is missing from: {said}");
+    }
+}
+
+#[test]
+fn each_mistake_names_file_field_and_remedy() {
+    refused(
+        |one| one["colour"] = json!(1),
+        &["unknown field `colour`", "`traffic`", "line"],
+    );
+    refused(
+        |one| one["traffic"][0]["perSecond"] = json!(1),
+        &["unknown field `perSecond`", "`per_second`"],
+    );
+    refused(
+        |one| one["carriers"][0]["speed"] = json!(1),
+        &["unknown field `speed`", "`latency_ms`"],
+    );
+    refused(
+        |one| one["happenings"][0]["why"] = json!(1),
+        &["unknown field `why`", "`what`"],
+    );
+    refused(
+        |one| one["happenings"][0]["what"] = json!("flood"),
+        &["unknown variant `flood`", "`outage`"],
+    );
+    refused(
+        |one| one["duration"] = json!("soon"),
+        &["\"soon\"", "a duration such as"],
+    );
+    refused(
+        |one| one["duration"] = json!("401d"),
+        &["duration: must be from 1s to 400d"],
+    );
+    refused(
+        |one| one["start"] = json!("today"),
+        &["start must be a time such as", "today"],
+    );
+    refused(
+        |one| one["poll_ms"] = json!(0),
+        &["poll_ms: must be a number from 1 to 60000, got 0"],
+    );
+    refused(|one| one["traffic"] = json!([]), &["traffic: is empty"]);
+    refused(
+        |one| one["traffic"][1]["name"] = json!("posts"),
+        &["traffic[1]", "\"posts\" is there already"],
+    );
+    refused(
+        |one| one["traffic"][1]["per_second"] = json!(-1),
+        &["traffic[1].per_second", "got -1"],
+    );
+    refused(
+        |one| one["traffic"][1]["policy"] = json!({}),
+        &["traffic[1].policy", "missing field `class`"],
+    );
+    refused(
+        |one| one["traffic"][1]["policy"]["class"] = json!("warp"),
+        &["unknown variant `warp`"],
+    );
+    refused(
+        |one| one["carriers"][1]["id"] = json!("valkey-v1"),
+        &["carriers[1]", "is there already"],
+    );
+    refused(
+        |one| one["carriers"][0] = json!({ "id": "uds-v1", "classes": ["TOPIC"], "latency_ms": 1 }),
+        &[
+            "carriers[0].provider: is missing",
+            "carriers[0].rate_card",
+            "pg-v1, valkey-v1",
+        ],
+    );
+    refused(
+        |one| one["carriers"][0]["classes"] = json!(["ALL"]),
+        &["unknown variant `ALL`", "`TOPIC`"],
+    );
+    refused(
+        |one| one["happenings"][0]["carrier"] = json!("kafka-v1"),
+        &["happenings[0].carrier", "there are pg-v1, valkey-v1"],
+    );
+    refused(
+        |one| one["happenings"][0]["carrier"] = json!("pg-v1"),
+        &["is the database itself"],
+    );
+    refused(
+        |one| one["happenings"][0]["factor"] = json!(2),
+        &["happenings[0].factor: has no meaning"],
+    );
+    refused(
+        |one| one["happenings"][0]["at"] = json!("3h"),
+        &["happenings[0].at", "behind the end"],
+    );
+    refused(
+        |one| one["happenings"][0] = json!({ "what": "latency", "carrier": "valkey-v1", "at": "1m" }),
+        &["happenings[0].latency_ms: is missing"],
+    );
+    refused(
+        |one| one["happenings"][0] = json!({ "what": "price", "rate_card": "rc-x", "at": "1m" }),
+        &["\"rc-x\" is not in this scenario", "rc-valkey-v1", "changes no price"],
+    );
+    refused(
+        |one| one["happenings"][0] = json!({ "what": "backlog", "traffic": "posts", "at": "1m" }),
+        &["happenings[0].traffic: has no key"],
+    );
+    refused(
+        |one| one["rate_cards"] = json!([{ "id": "rc-a" }]),
+        &["rate_cards: rc-a: metric: is missing"],
+    );
+    refused(
+        |one| one["happenings"] = vec![one["happenings"][0].clone(); 1001].into(),
+        &["happenings: has 1001 entries"],
+    );
+
+    let several = |scenario: &str| {
+        Scenario::parse("mine.json", scenario.as_bytes())
+            .expect_err("a mistake")
+            .to_string()
+    };
+    assert!(several("{").starts_with("mine.json: is not JSON"), "{}", several("{"));
+    assert!(several("[]").contains("mine.json: "), "{}", several("[]"));
+    assert!(several(&" ".repeat(SCENARIO_BYTES_MAX + 1)).contains("at most 1048576"));
+}
