@@ -307,11 +307,23 @@ mod tests {
         let mut endpoints = Endpoints::new(8);
         let fresh: Vec<Arc<str>> = (0..6).map(|n| endpoint(&n.to_string())).collect();
         let wanted: Vec<&Arc<str>> = fresh.iter().collect();
-        assert_eq!(chosen(&endpoints, &wanted), [true; 6], "no slot stays unused before anybody has answered");
-        assert_eq!(chosen(&endpoints, &[&fresh[0], &fresh[0]]), [true, false], "two subscriptions, one endpoint");
+        assert_eq!(
+            chosen(&endpoints, &wanted),
+            [true; 6],
+            "no slot stays unused before anybody has answered"
+        );
+        assert_eq!(
+            chosen(&endpoints, &[&fresh[0], &fresh[0]]),
+            [true, false],
+            "two subscriptions, one endpoint"
+        );
         let mut choice = endpoints.choice();
         assert!(choice.take(&endpoints, &fresh[0]));
-        assert_eq!(choice.room(&endpoints, &fresh[0]), Some(1), "one that hangs takes no more than one slot");
+        assert_eq!(
+            choice.room(&endpoints, &fresh[0]),
+            Some(1),
+            "one that hangs takes no more than one slot"
+        );
         endpoints.take(&fresh[0]);
         assert_eq!(chosen(&endpoints, &wanted[..2]), [false, true]);
         // Those that hang and fail hold all that they may.
