@@ -40,23 +40,40 @@ impl Broker {
     pub(crate) async fn nats_with(configuration: &str) -> Self {
         let (directory, port) = place("nats");
         let file = directory.join("nats-server.conf");
-        fs::write(&file, configuration).expect("a file of its own");
         let store = directory.join("store");
-        let arguments = ["-c", text(&file), "-a", "127.0.0.1", "-p", &port.to_string(), "-sd", text(&store)];
+        fs::write(&file, configuration.replace("/var/lib/nats", text(&store))).expect("a file of its own");
+        let port_text = port.to_string();
+        let mut arguments = vec!["-c", text(&file), "-a", "127.0.0.1", "-p", &port_text];
+        if !configuration.contains("store_dir") {
+            arguments.extend(["-sd", text(&store)]);
+        }
         Self::start("OV_NATS_SERVER", "nats", &arguments, directory.clone(), port).await
     }
 
     /// Valkey with the shipped users, and one more for the test itself.
     pub(crate) async fn valkey() -> Self {
         let users = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/valkey/users.acl");
-        let users = fs::read_to_string(users).expect("the shipped users").replace("CHANGE-ME", PASSWORD) + ADMIN;
+        let users = fs::read_to_string(users)
+            .expect("the shipped users")
+            .replace("CHANGE-ME", PASSWORD)
+            + ADMIN;
         let (directory, port) = place("valkey");
         let file = directory.join("users.acl");
         fs::write(&file, users).expect("a file of its own");
         let own = directory.clone();
         let arguments = [
-            "--bind", "127.0.0.1", "--port", &port.to_string(), "--dir", text(&own), "--save", "", "--appendonly", "no",
-            "--aclfile", text(&file),
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            &port.to_string(),
+            "--dir",
+            text(&own),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--aclfile",
+            text(&file),
         ];
         Self::start("OV_VALKEY_SERVER", "valkey", &arguments, directory, port).await
     }
@@ -125,7 +142,10 @@ impl Broker {
     fn signal(&self, name: &str) {
         let child = self.child.lock();
         let id = child.as_ref().expect("a running server").id();
-        let done = Command::new("kill").arg(format!("-{name}")).arg(id.to_string()).status();
+        let done = Command::new("kill")
+            .arg(format!("-{name}"))
+            .arg(id.to_string())
+            .status();
         assert!(done.is_ok_and(|status| status.success()), "kill -{name} {id}");
     }
 }
