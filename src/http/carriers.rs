@@ -20,7 +20,7 @@ use super::caller::{Caller, ListCarriers, SwitchCarrier};
 use super::query::PathOf;
 
 /// Bytes of a body.
-const BODY_LIMIT: usize = 4 * 1024;
+const BODY_LIMIT: usize = 64 * 1024;
 
 #[derive(Serialize)]
 struct CarrierView {
@@ -78,10 +78,9 @@ pub(super) async fn switch(
 ) -> Result<Response, ApiError> {
     let body: Value = serde_json::from_str(&read_members(request, BODY_LIMIT, ApiError::BadRequest).await?)
         .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
-    let only = body.as_object().filter(|members| members.len() == 1);
-    let disabled = only.and_then(|members| members.get("disabled")?.as_bool());
+    let disabled = body.as_object().and_then(|members| members.get("disabled")?.as_bool());
     let disabled = disabled.ok_or(ApiError::BadRequest(
-        r#"the body must be {"disabled": true} or {"disabled": false}"#.into(),
+        r#"disabled must be true or false, as in {"disabled": true}"#.into(),
     ))?;
     let Some(id) = api
         .fabric

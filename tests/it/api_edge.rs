@@ -221,6 +221,7 @@ async fn without_the_database_every_route_says_not_now_and_all_recover() {
         path if path.starts_with("/api/v1/delivery-policies/") => {
             json!({ "class": "bulk", "durability": "none", "delivery_semantics": "at_least_once" })
         }
+        path if path.starts_with("/api/v1/carriers/") => json!({ "disabled": false }),
         _ => json!({ "subscription_id": sub, "from_seq": 0 }),
     };
     for (method, path) in routes(&sub) {
@@ -228,10 +229,13 @@ async fn without_the_database_every_route_says_not_now_and_all_recover() {
         let path = match path
             .replace(&format!("{EVENTS}/{sub}"), &format!("{EVENTS}/{}", id("evt")))
             .replace(&format!("policies/{sub}"), "policies/live.*")
+            .replace(&format!("carriers/{sub}"), "carriers/pg-v1")
+            .replace(&format!("deliveries/{sub}/{sub}"), &format!("deliveries/{}/{sub}", id("evt")))
             .as_str()
         {
             "/api/v1/delivery-policies/resolve" => "/api/v1/delivery-policies/resolve?event_type=live.x".to_owned(),
             "/api/v1/checkpoints" if method == "GET" => "/api/v1/checkpoints?topic=live.*".to_owned(),
+            "/api/v1/placement" => "/api/v1/placement?event_type=live.x".to_owned(),
             other => other.to_owned(),
         };
         let answer = send(client, method, &path, Some(&token), body).await;

@@ -202,6 +202,7 @@ fn target(method: &'static str, path: &str, rows: &Rows) -> Target {
                 surrogate: BAD_JSON,
                 infinite: BAD_JSON,
                 twenty_digits: BAD_JSON,
+                repeated: BAD_JSON,
                 ..Members::all(BAD_REQUEST)
             }),
         ),

@@ -120,7 +120,7 @@ async fn what_has_no_effect_is_kept_and_named() {
         "ordering": { "scope": "any", "key": "subject" },
         "latency": { "target_p95_ms": 1.5e-300, "maximum_p95_ms": 1e300 },
         "retention": { "hot": "30d", "archive": "7y" },
-        "routing": { "objective": "cheapest" },
+        "routing": { "objective": "cheapest", "multi_provider": true },
         "batching": { "max_messages": 10 },
         "residency": { "region": "eu \u{1f30d}" },
         "max_payload_bytes": 65_536,
@@ -139,9 +139,9 @@ async fn what_has_no_effect_is_kept_and_named() {
     assert_eq!(
         named,
         [
-            "latency",
+            "latency.target_p95_ms",
             "retention",
-            "routing",
+            "routing.multi_provider",
             "batching",
             "residency",
             "max_payload_bytes"

@@ -88,7 +88,7 @@ async fn work_of_a_process_that_sends_nothing_wakes_another_without_a_poll() {
 
 #[tokio::test]
 async fn placement_says_what_holds_for_a_type_and_what_held_for_a_delivery() {
-    let site = Site::own(2, &[]).await;
+    let site = Site::own(2, &[("EVENTS_WORKER_INTERVAL_MS", "500")]).await;
     let explained = explain(site.one(), "live.placed.never", None).await;
     assert_eq!(explained["carrier_class"], "QUEUE");
     assert_eq!(
