@@ -129,8 +129,12 @@ CREATE TABLE deliveries (
     lease_until bigint,
     ordering_key text COLLATE "C",
     carrier text COLLATE "C",
-    -- The row may run: always without a key, with a key when it is the first unfinished one of it.
+    -- The row may run: always without a key, with a key when it is the first unfinished one of it. A finished row of a key
+    -- keeps the mark where it left nothing of the key to run: what is unfinished came behind it, or `open_from` tells.
     head boolean NOT NULL,
+    -- Earlier rows of the key may be unfinished, from this position on: a replay put one back while this row ran, or after
+    -- it was the last of its key. Null where none is; it says nothing on a row without the mark.
+    open_from bigint,
     claim_id bigint,
     -- Raised by a replay; a claim that finds another value at its end releases the row instead of finishing it.
     generation integer NOT NULL DEFAULT 0,
@@ -142,15 +146,21 @@ CREATE UNIQUE INDEX deliveries_position ON deliveries (seq, subscription_id);
 -- What a claim looks for.
 CREATE INDEX deliveries_runnable ON deliveries (subscription_id, priority, next_attempt_at, seq)
     WHERE head AND lease_until IS NULL AND status IN ('pending', 'failed');
--- What is in flight: the cap of a subscription, and leases that ended.
-CREATE INDEX deliveries_leased ON deliveries (subscription_id, lease_until) WHERE lease_until IS NOT NULL;
--- The first and the last unfinished row of a key.
+-- What is in flight: the cap of a subscription, and leases that ended. In the order of the claims, so that a count begins
+-- with the oldest one that was in flight at the count before: what ended before that leaves dead entries.
+CREATE INDEX deliveries_leased ON deliveries (subscription_id, claim_id) WHERE lease_until IS NOT NULL;
+-- The first and the last unfinished row of a key. Each finished row leaves dead entries here, which stay for as long as
+-- anybody holds a snapshot: a search begins at a position before which nothing of the key is unfinished.
 CREATE INDEX deliveries_key ON deliveries (subscription_id, ordering_key, seq)
     WHERE ordering_key IS NOT NULL AND status IN ('pending', 'failed');
+-- Where a key was at rest: the newest of these says from where on rows of it may be unfinished.
+CREATE INDEX deliveries_rest ON deliveries (subscription_id, ordering_key, seq)
+    WHERE ordering_key IS NOT NULL AND head AND status IN ('delivered', 'dead');
 -- The dead-letter queue.
 CREATE INDEX deliveries_dead ON deliveries (seq, subscription_id) WHERE status = 'dead';
 
-CREATE SEQUENCE delivery_claims AS bigint CACHE 32;
+-- Without a cache, so that claims of one subscription, which are made one after the other under its lock, grow.
+CREATE SEQUENCE delivery_claims AS bigint CACHE 1;
 
 -- How many deliveries are in each status: changes by process, role and period, summed on read and folded into the row
 -- of an empty owner, so that no two transactions of different processes meet on one row.

@@ -56,6 +56,9 @@ $$;
 -- The last unfinished row of each key that is extended is locked first, in position order, and heads are computed in a
 -- later statement: in one statement, a publish and a settle would miss each other's work. While the caller holds the
 -- counter row, nobody else makes a row unfinished: that row stays the last one, and its end waits for this group's.
+--
+-- The search for it ends where the key was last at rest. Behind that lie dead entries, as many as were delivered while
+-- somebody held a snapshot.
 CREATE FUNCTION store_events(
     in_now bigint, in_id text[], in_event_type text[], in_version bigint[], in_source text[], in_actor text[],
     in_on_behalf_of text[], in_subject_type text[], in_subject_id text[], in_subject_revision bigint[],
@@ -73,6 +76,8 @@ DECLARE
     rounds_max CONSTANT integer := 50;
     locked_id text[];
     locked_position bigint[];
+    unheld boolean;
+    heads boolean[];
     first_position bigint;
 BEGIN
     IF array_ndims(array_remove(in_ordering_key, NULL)) > 0 THEN
@@ -83,34 +88,51 @@ BEGIN
                     SELECT d.subscription_id, d.seq
                     FROM deliveries d
                     JOIN (
-                        SELECT DISTINCT tail.subscription_id, tail.seq
-                        FROM unnest(in_subscription_id, in_ordering_key) AS k(subscription_id, ordering_key)
+                        SELECT k.subscription_id, tail.seq
+                        FROM unnest(in_subscription_id, in_ordering_key, in_first_of_key)
+                            AS k(subscription_id, ordering_key, first_of_key)
+                        LEFT JOIN LATERAL (
+                            SELECT least(r.open_from, r.seq) AS seq FROM deliveries r
+                            WHERE r.subscription_id = k.subscription_id AND r.ordering_key = k.ordering_key
+                              AND r.head AND r.status IN ('delivered', 'dead')
+                            ORDER BY r.seq DESC LIMIT 1
+                        ) rest ON true
                         CROSS JOIN LATERAL (
-                            SELECT t.subscription_id, t.seq FROM deliveries t
+                            SELECT t.seq FROM deliveries t
                             WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key
-                              AND t.status IN ('pending', 'failed')
+                              AND t.seq >= coalesce(rest.seq, 0) AND t.status IN ('pending', 'failed')
                             ORDER BY t.seq DESC LIMIT 1
                         ) tail
-                        WHERE k.ordering_key IS NOT NULL
+                        WHERE k.ordering_key IS NOT NULL AND k.first_of_key
                     ) last ON last.subscription_id = d.subscription_id AND last.seq = d.seq
                     WHERE d.status IN ('pending', 'failed')
                     ORDER BY d.seq, d.subscription_id
                     FOR UPDATE OF d
                 ) l;
                 -- One that was waited for may have ended, and an earlier row, replayed while it ran, be the last one now.
-                -- To lock that now would break the order: everything is let go and taken anew.
-                PERFORM FROM unnest(in_subscription_id, in_ordering_key) AS k(subscription_id, ordering_key)
-                CROSS JOIN LATERAL (
+                -- To lock that now would break the order: everything is let go and taken anew. A key without any begins
+                -- with the first of its new rows.
+                SELECT array_agg(k.first_of_key AND tail.seq IS NULL ORDER BY k.ordinal),
+                       bool_or(tail.seq IS NOT NULL AND NOT EXISTS (
+                           SELECT FROM unnest(locked_id, locked_position) AS l(id, position)
+                           WHERE l.id = k.subscription_id AND l.position = tail.seq
+                       ))
+                INTO heads, unheld
+                FROM unnest(in_subscription_id, in_ordering_key, in_first_of_key)
+                    WITH ORDINALITY AS k(subscription_id, ordering_key, first_of_key, ordinal)
+                LEFT JOIN LATERAL (
+                    SELECT least(r.open_from, r.seq) AS seq FROM deliveries r
+                    WHERE r.subscription_id = k.subscription_id AND r.ordering_key = k.ordering_key AND k.first_of_key
+                      AND r.head AND r.status IN ('delivered', 'dead')
+                    ORDER BY r.seq DESC LIMIT 1
+                ) rest ON true
+                LEFT JOIN LATERAL (
                     SELECT t.seq FROM deliveries t
-                    WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key
-                      AND t.status IN ('pending', 'failed')
+                    WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key AND k.first_of_key
+                      AND t.seq >= coalesce(rest.seq, 0) AND t.status IN ('pending', 'failed')
                     ORDER BY t.seq DESC LIMIT 1
-                ) tail
-                WHERE k.ordering_key IS NOT NULL AND NOT EXISTS (
-                    SELECT FROM unnest(locked_id, locked_position) AS l(id, position)
-                    WHERE l.id = k.subscription_id AND l.position = tail.seq
-                );
-                EXIT WHEN NOT FOUND;
+                ) tail ON true;
+                EXIT WHEN NOT unheld;
                 RAISE EXCEPTION 'the marks of the keys keep moving' USING ERRCODE = 'serialization_failure';
             EXCEPTION WHEN serialization_failure THEN
                 IF round = rounds_max THEN
@@ -152,13 +174,9 @@ BEGIN
         SELECT in_id[d.of], d.subscription_id, first_position + d.of - 1,
                CASE in_priority[d.of] WHEN 'critical' THEN 0 WHEN 'important' THEN 1 ELSE 2 END,
                in_now, in_now, in_now, d.ordering_key, d.at_most_once,
-               d.ordering_key IS NULL OR (d.first_of_key AND NOT EXISTS (
-                   SELECT FROM deliveries earlier
-                   WHERE earlier.subscription_id = d.subscription_id AND earlier.ordering_key = d.ordering_key
-                     AND earlier.status IN ('pending', 'failed')
-               ))
-        FROM unnest(in_of, in_subscription_id, in_ordering_key, in_first_of_key, in_at_most_once)
-            AS d(of, subscription_id, ordering_key, first_of_key, at_most_once);
+               d.ordering_key IS NULL OR d.head
+        FROM unnest(in_of, in_subscription_id, in_ordering_key, in_at_most_once, heads)
+            AS d(of, subscription_id, ordering_key, at_most_once, head);
 
         INSERT INTO delivery_counts AS c (owner, role, period, pending)
         VALUES (in_counts_owner, in_counts_role, in_now / in_period_ms, cardinality(in_of))
@@ -234,6 +252,8 @@ CREATE FUNCTION claim_deliveries(
     in_id text[],
     -- Due times before these, by priority, hold nothing runnable.
     in_critical bigint[], in_important bigint[], in_low bigint[],
+    -- Claims before these are not in flight.
+    in_claims_from bigint[],
     -- Rows wanted at most of each, of all those of its consumer, and of all.
     in_own_room bigint[], in_consumer_room bigint[], in_room bigint,
     in_owner text, in_lease_ms bigint, in_inflight_default integer,
@@ -241,7 +261,7 @@ CREATE FUNCTION claim_deliveries(
     in_durable boolean
 ) RETURNS TABLE (
     version bigint, now_ms bigint, skipped boolean,
-    subscription_id text, free bigint, consumer text, endpoint text, secret text, previous_secret text,
+    subscription_id text, free bigint, claims_from bigint, consumer text, endpoint text, secret text, previous_secret text,
     retry_policy text,
     seq bigint, attempt integer, at_most_once boolean, skipped_by_operator boolean, claim_id bigint, priority integer,
     due_at bigint,
@@ -262,18 +282,23 @@ DECLARE
     );
     enabled bigint := (SELECT count(*) FROM subscriptions s WHERE s.id = ANY(in_id) AND s.enabled = 1);
     store_version bigint := (SELECT c.version FROM store_counter c WHERE c.name = 'events');
+    -- Read under the locks: later claims of these subscriptions come behind it.
+    last_claim bigint := (SELECT c.last_value FROM delivery_claims c);
 BEGIN
     RETURN QUERY
     WITH locked AS MATERIALIZED (
         SELECT s.id, s.consumer, s.endpoint, s.secret, s.retry_policy,
                CASE WHEN s.previous_secret_until > now_ms() THEN s.previous_secret END AS previous_secret,
                c.critical, c.important, c.low, c.consumer_room,
-               least(c.own_room, greatest(coalesce(s.max_inflight, in_inflight_default) - (
-                   SELECT count(*) FROM deliveries l WHERE l.subscription_id = s.id AND l.lease_until > now_ms()
-               ), 0)) AS free
-        FROM unnest(in_id, in_critical, in_important, in_low, in_own_room, in_consumer_room)
-            AS c(id, critical, important, low, own_room, consumer_room)
+               least(c.own_room, greatest(coalesce(s.max_inflight, in_inflight_default) - flying.claims, 0)) AS free,
+               coalesce(flying.oldest, last_claim) AS claims_from
+        FROM unnest(in_id, in_critical, in_important, in_low, in_claims_from, in_own_room, in_consumer_room)
+            AS c(id, critical, important, low, claims_from, own_room, consumer_room)
         JOIN subscriptions s ON s.id = c.id
+        CROSS JOIN LATERAL (
+            SELECT count(*) AS claims, min(l.claim_id) AS oldest FROM deliveries l
+            WHERE l.subscription_id = s.id AND l.claim_id >= c.claims_from AND l.lease_until > now_ms()
+        ) flying
         WHERE s.id = ANY(locked_ids)
     ), runnable AS (
         SELECT l.consumer, l.consumer_room, d.*
@@ -311,7 +336,7 @@ BEGIN
                   p.next_attempt_at AS due_at
     )
     SELECT store_version, now_ms(), cardinality(locked_ids) < enabled,
-           l.id, l.free, l.consumer, l.endpoint, l.secret, l.previous_secret, l.retry_policy,
+           l.id, l.free, l.claims_from, l.consumer, l.endpoint, l.secret, l.previous_secret, l.retry_policy,
            c.seq, c.attempt, c.at_most_once, c.skipped, c.claim_id, c.priority, c.due_at,
            e.id, e.event_type, e.version, e.source, e.actor, e.on_behalf_of, e.subject_type, e.subject_id,
            e.subject_revision, e.trace_id, e.priority, e.visibility, e.occurred_at, e.received_at, e.payload, e.hops
@@ -326,7 +351,7 @@ BEGIN
     -- Any other is simply made again, so its commit does not wait for the disk.
     IF NOT in_durable AND NOT EXISTS (
         SELECT FROM unnest(locked_ids) AS i(id)
-        JOIN deliveries d ON d.subscription_id = i.id AND d.lease_until = now_ms() + in_lease_ms
+        JOIN deliveries d ON d.subscription_id = i.id AND d.claim_id >= last_claim AND d.lease_until IS NOT NULL
         WHERE d.lease_owner = in_owner AND d.at_most_once
     ) THEN
         PERFORM set_config('synchronous_commit', 'off', true);
@@ -334,23 +359,28 @@ BEGIN
 END
 $$;
 
--- Puts the mark of each key on its first unfinished row. A row that was waiting behind becomes due now at the earliest,
--- so that claims which no longer look at old due times find it.
-CREATE FUNCTION move_heads(in_subscription_id text[], in_ordering_key text[], in_position bigint[]) RETURNS void
+-- Puts the mark of each key on its first unfinished row, looking for it from a position on before which nothing of the key
+-- is unfinished. A row that was waiting behind becomes due now at the earliest, so that claims which no longer look at old
+-- due times find it.
+CREATE FUNCTION move_heads(
+    in_subscription_id text[], in_ordering_key text[], in_position bigint[], in_from bigint[]
+) RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
     WITH firsts AS MATERIALIZED (
         SELECT k.subscription_id, k.position, first.seq
-        FROM unnest(in_subscription_id, in_ordering_key, in_position) AS k(subscription_id, ordering_key, position)
+        FROM unnest(in_subscription_id, in_ordering_key, in_position, in_from)
+            AS k(subscription_id, ordering_key, position, start)
         CROSS JOIN LATERAL (
             SELECT f.seq FROM deliveries f
-            WHERE f.subscription_id = k.subscription_id AND f.ordering_key = k.ordering_key
+            WHERE f.subscription_id = k.subscription_id AND f.ordering_key = k.ordering_key AND f.seq >= k.start
               AND f.status IN ('pending', 'failed')
             ORDER BY f.seq LIMIT 1
         ) first
     ), marked AS (
-        UPDATE deliveries d SET head = true, next_attempt_at = greatest(d.next_attempt_at, now_ms())
+        UPDATE deliveries d
+        SET head = true, open_from = NULL, next_attempt_at = greatest(d.next_attempt_at, now_ms())
         FROM (SELECT DISTINCT f.subscription_id, f.seq FROM firsts f) f
         WHERE d.subscription_id = f.subscription_id AND d.seq = f.seq AND NOT d.head
     )
@@ -365,7 +395,8 @@ $$;
 -- nothing; null when the marks of the keys moved while this waited, so that it must begin anew.
 --
 -- The rows, and the ones that may carry the marks of their keys next, are locked in position order, the order in which a
--- publish locks the rows it extends; marks move in a later statement, which sees what such a publish added.
+-- publish locks the rows it extends; marks move in a later statement, which sees what such a publish added. A claimed row
+-- carries the mark, so what follows it is looked for behind it, or from where a replay put one back.
 CREATE FUNCTION settle_deliveries(
     in_owner text, in_subscription_id text[], in_position bigint[], in_claim_id bigint[], in_outcome text[],
     in_http_status integer[], in_error text[], in_wait_ms bigint[],
@@ -386,13 +417,18 @@ DECLARE
     key_id text[];
     key_name text[];
     key_position bigint[];
+    key_from bigint[];
+    key_claim bigint[];
+    -- Those of `key_claim` whose keys have another unfinished row.
+    going_on bigint[];
+    moved boolean;
     change record;
 BEGIN
     IF in_lock_timeout IS NOT NULL THEN
         PERFORM set_config('lock_timeout', in_lock_timeout, true);
     END IF;
     WITH mine AS MATERIALIZED (
-        SELECT d.subscription_id, d.seq, d.ordering_key
+        SELECT d.subscription_id, d.seq, d.ordering_key, least(d.open_from, d.seq) AS start
         FROM unnest(in_subscription_id, in_position, in_claim_id) AS s(subscription_id, seq, claim_id)
         JOIN deliveries d ON d.subscription_id = s.subscription_id AND d.seq = s.seq
         WHERE d.claim_id = s.claim_id AND d.lease_owner = in_owner
@@ -402,13 +438,13 @@ BEGIN
         SELECT m.subscription_id, next.seq FROM mine m
         CROSS JOIN LATERAL (
             SELECT n.seq FROM deliveries n
-            WHERE n.subscription_id = m.subscription_id AND n.ordering_key = m.ordering_key
+            WHERE n.subscription_id = m.subscription_id AND n.ordering_key = m.ordering_key AND n.seq >= m.start
               AND n.status IN ('pending', 'failed') AND n.seq <> m.seq
             ORDER BY n.seq LIMIT 1
         ) next
         WHERE m.ordering_key IS NOT NULL
     ), locked AS (
-        SELECT d.subscription_id, d.seq, d.claim_id, d.ordering_key
+        SELECT d.subscription_id, d.seq, d.claim_id, d.ordering_key, least(d.open_from, d.seq) AS start
         FROM deliveries d
         JOIN wanted w ON w.subscription_id = d.subscription_id AND w.seq = d.seq
         ORDER BY d.seq, d.subscription_id
@@ -418,43 +454,52 @@ BEGIN
            array_agg(l.claim_id) FILTER (WHERE l.claim_id = ANY(in_claim_id)),
            array_agg(l.subscription_id) FILTER (WHERE l.ordering_key IS NOT NULL AND l.claim_id = ANY(in_claim_id)),
            array_agg(l.ordering_key) FILTER (WHERE l.ordering_key IS NOT NULL AND l.claim_id = ANY(in_claim_id)),
-           array_agg(l.seq) FILTER (WHERE l.ordering_key IS NOT NULL AND l.claim_id = ANY(in_claim_id))
-    INTO locked_id, locked_position, held, key_id, key_name, key_position
+           array_agg(l.seq) FILTER (WHERE l.ordering_key IS NOT NULL AND l.claim_id = ANY(in_claim_id)),
+           array_agg(l.start) FILTER (WHERE l.ordering_key IS NOT NULL AND l.claim_id = ANY(in_claim_id)),
+           array_agg(l.claim_id) FILTER (WHERE l.ordering_key IS NOT NULL AND l.claim_id = ANY(in_claim_id))
+    INTO locked_id, locked_position, held, key_id, key_name, key_position, key_from, key_claim
     FROM locked l;
 
     -- A replay may have put other rows in front while this waited. To lock those now would break the order, and two that
     -- wait for each other would follow: everything is let go and taken anew.
     IF key_id IS NOT NULL THEN
-        PERFORM FROM unnest(key_id, key_name, key_position) AS k(id, name, position)
+        SELECT array_agg(k.claim_id),
+               bool_or(NOT EXISTS (
+                   SELECT FROM unnest(locked_id, locked_position) AS l(id, position)
+                   WHERE l.id = k.id AND l.position = next.seq
+               ))
+        INTO going_on, moved
+        FROM unnest(key_id, key_name, key_position, key_from, key_claim) AS k(id, name, position, start, claim_id)
         CROSS JOIN LATERAL (
             SELECT n.seq FROM deliveries n
-            WHERE n.subscription_id = k.id AND n.ordering_key = k.name
+            WHERE n.subscription_id = k.id AND n.ordering_key = k.name AND n.seq >= k.start
               AND n.status IN ('pending', 'failed') AND n.seq <> k.position
             ORDER BY n.seq LIMIT 1
-        ) next
-        WHERE NOT EXISTS (
-            SELECT FROM unnest(locked_id, locked_position) AS l(id, position)
-            WHERE l.id = k.id AND l.position = next.seq
-        );
-        IF FOUND THEN
+        ) next;
+        IF moved THEN
             RETURN NULL;
         END IF;
     END IF;
 
     WITH former AS MATERIALIZED (
         SELECT d.subscription_id, d.seq, d.claim_id, d.status, r.outcome, r.http_status, r.error, r.wait_ms,
-               d.generation = d.claimed_generation AS current
+               d.generation = d.claimed_generation AS current,
+               CASE WHEN d.generation IS DISTINCT FROM d.claimed_generation THEN 'pending'
+                    WHEN r.outcome = 'unsent' THEN d.status
+                    WHEN r.outcome = 'given_up' OR r.outcome IN ('failed', 'held') AND d.skipped THEN 'dead'
+                    WHEN r.outcome = 'held' THEN 'failed'
+                    ELSE r.outcome END AS becomes
         FROM unnest(in_subscription_id, in_position, in_claim_id, in_outcome, in_http_status, in_error, in_wait_ms)
             AS r(subscription_id, seq, claim_id, outcome, http_status, error, wait_ms)
         JOIN deliveries d ON d.subscription_id = r.subscription_id AND d.seq = r.seq AND d.claim_id = r.claim_id
         WHERE d.lease_owner = in_owner
     ), recorded AS (
         UPDATE deliveries d
-        SET status = CASE WHEN NOT f.current THEN 'pending'
-                          WHEN f.outcome = 'unsent' THEN d.status
-                          WHEN f.outcome = 'given_up' OR f.outcome IN ('failed', 'held') AND d.skipped THEN 'dead'
-                          WHEN f.outcome = 'held' THEN 'failed'
-                          ELSE f.outcome END,
+        SET status = f.becomes,
+            -- Where nothing of the key is left, it is at rest here.
+            head = d.head AND (d.ordering_key IS NULL OR f.becomes IN ('pending', 'failed')
+                               OR d.claim_id <> ALL(coalesce(going_on, '{}'))),
+            open_from = NULL,
             attempt = CASE WHEN NOT f.current THEN 0
                            WHEN f.outcome IN ('unsent', 'given_up', 'held') THEN d.attempt
                            ELSE d.attempt + 1 END,
@@ -480,7 +525,7 @@ BEGIN
            count(*) FILTER (WHERE r.status = 'dead') AS dead
     INTO change FROM recorded r;
     IF key_id IS NOT NULL THEN
-        PERFORM move_heads(key_id, key_name, key_position);
+        PERFORM move_heads(key_id, key_name, key_position, key_from);
     END IF;
     IF change.pending <> 0 OR change.failed <> 0 OR change.delivered <> 0 OR change.dead <> 0 THEN
         INSERT INTO delivery_counts AS c (owner, role, period, pending, failed, delivered, dead)
@@ -500,12 +545,12 @@ CREATE FUNCTION settle_and_claim(
     in_owner text, in_subscription_id text[], in_position bigint[], in_claim_id bigint[], in_outcome text[],
     in_http_status integer[], in_error text[], in_wait_ms bigint[], in_skipped_error text, in_lock_timeout text,
     in_counts_owner text, in_counts_role text, in_period_ms bigint,
-    in_id text[], in_critical bigint[], in_important bigint[], in_low bigint[], in_own_room bigint[],
-    in_consumer_room bigint[], in_room bigint, in_lease_ms bigint, in_inflight_default integer
+    in_id text[], in_critical bigint[], in_important bigint[], in_low bigint[], in_claims_from bigint[],
+    in_own_room bigint[], in_consumer_room bigint[], in_room bigint, in_lease_ms bigint, in_inflight_default integer
 ) RETURNS TABLE (
     lost bigint[],
     version bigint, now_ms bigint, skipped boolean,
-    subscription_id text, free bigint, consumer text, endpoint text, secret text, previous_secret text,
+    subscription_id text, free bigint, claims_from bigint, consumer text, endpoint text, secret text, previous_secret text,
     retry_policy text,
     seq bigint, attempt integer, at_most_once boolean, skipped_by_operator boolean, claim_id bigint, priority integer,
     due_at bigint,
@@ -531,8 +576,8 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT lost_claims, c.* FROM claim_deliveries(
-        in_id, in_critical, in_important, in_low, in_own_room, in_consumer_room, in_room, in_owner, in_lease_ms,
-        in_inflight_default, cardinality(in_claim_id) > 0
+        in_id, in_critical, in_important, in_low, in_claims_from, in_own_room, in_consumer_room, in_room, in_owner,
+        in_lease_ms, in_inflight_default, cardinality(in_claim_id) > 0
     ) c;
 END
 $$;

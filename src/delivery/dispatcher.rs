@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use crate::domain::ids::SubscriptionId;
 use crate::domain::retry::{RetryPolicy, Schedule};
 use crate::store::{
-    Candidate, Claim, Claimed, Outcome, Pass, SKIPPED_ERROR, Settlement, SharedStore, StoreError, answered,
+    Candidate, Claim, Claimed, Counted, Outcome, Pass, SKIPPED_ERROR, Settlement, SharedStore, StoreError, answered,
 };
 
 use super::DeliverySettings;
@@ -108,18 +108,24 @@ impl Memory {
         }
     }
 
+    /// Has every subscription looked at anew.
+    fn look_everywhere(&mut self, now: Instant) {
+        self.agenda.open_all();
+        self.unsigned.clear();
+        self.poll_at = now;
+    }
+
     /// Starts the search for due work over, from the beginning of every queue.
     fn sweep(&mut self, now: Instant) {
         self.frontiers.sweep();
-        self.agenda.open_all();
-        self.unsigned.clear();
         self.sweep_at = now + SWEEP_INTERVAL;
-        self.poll_at = now;
+        self.look_everywhere(now);
     }
 
     /// Takes in what was recorded.
     fn learn(&mut self, recorded: Vec<Recorded>) {
         for recorded in recorded {
+            self.frontiers.widen(&recorded.subscription_id);
             self.agenda.set_open(&recorded.subscription_id);
             if let Some(due_at) = recorded.due_at {
                 self.agenda.want_at(due_at, recorded.subscription_id.clone());
@@ -215,9 +221,12 @@ impl Dispatcher {
             let endpoints: HashSet<&str> = memory.known.values().map(|known| &*known.endpoint).collect();
             self.shares
                 .endpoints(|all| all.keep(|endpoint| endpoints.contains(endpoint)));
-            memory.sweep(now);
+            // No change of a subscription makes an older row runnable, so the frontiers stay: changes may come often, and
+            // a search from the beginning is long while somebody holds a snapshot.
+            memory.frontiers.keep(|id| memory.known.contains_key(id));
+            memory.look_everywhere(now);
         }
-        if woken.sweep || now >= memory.sweep_at {
+        if now >= memory.sweep_at {
             memory.sweep(now);
         }
         if woken.everything {
@@ -258,6 +267,7 @@ impl Dispatcher {
             if !busy && !memory.agenda.is_waiting(&id) {
                 candidates.push(Candidate {
                     frontier: memory.frontiers.start(&id),
+                    claims_from: 0,
                     id,
                     room: 0,
                     consumer_room: 0,
@@ -342,6 +352,7 @@ impl Dispatcher {
                 self.keep(&mut finished).await;
                 match undone {
                     Err(error) if !error.is_lock_wait() => {
+                        memory.frontiers.forget_claims();
                         memory.failed("claiming and recording deliveries", &error);
                         false
                     }
@@ -376,6 +387,7 @@ impl Dispatcher {
                 let own = self.shares.endpoints(|all| choice.room(all, &known.endpoint));
                 Some(Candidate {
                     frontier: frontiers.begin(&id, now),
+                    claims_from: frontiers.claims_from(&id),
                     room: own.map_or(i64::MAX, as_i64),
                     consumer_room: as_i64(self.shares.consumer_room(&known.consumer)),
                     id,
@@ -413,7 +425,7 @@ impl Dispatcher {
     /// Remembers what a claim says about each of its candidates.
     fn note(&self, memory: &mut Memory, candidates: &[Candidate], pass: &Pass, room: usize) {
         let now = Instant::now();
-        let free: HashMap<&SubscriptionId, i64> = pass.counted.iter().map(|(id, free)| (id, *free)).collect();
+        let counted: HashMap<&SubscriptionId, &Counted> = pass.counted.iter().map(|one| (&one.id, one)).collect();
         let mut taken: HashMap<&SubscriptionId, Vec<&Claimed>> = HashMap::new();
         let mut taken_by: HashMap<&str, i64> = HashMap::new();
         for claimed in &pass.claimed {
@@ -422,12 +434,13 @@ impl Dispatcher {
         }
         for candidate in candidates {
             let id = &candidate.id;
-            let Some(&free) = free.get(id) else {
+            let Some(&&Counted { free, claims_from, .. }) = counted.get(id) else {
                 if pass.skipped {
                     memory.agenda.want_at(now + SKIPPED_AGAIN_AFTER, id.clone());
                 }
                 continue;
             };
+            memory.frontiers.counted(id, claims_from);
             let rows = taken.get(id).map_or(&[][..], Vec::as_slice);
             let last = rows.last().map_or(Found::Unknown, |last| Found::UpTo {
                 priority: usize::try_from(last.priority).unwrap_or(0),

@@ -78,6 +78,9 @@ struct Search {
 #[derive(Default)]
 pub(super) struct Frontiers {
     of: HashMap<SubscriptionId, Search>,
+    /// Where the count of each subscription's claims in flight starts. Claims only grow, so this is as good as a count from
+    /// the beginning, and a sweep does not forget it.
+    claims_from: HashMap<SubscriptionId, i64>,
     newest_now_ms: i64,
 }
 
@@ -115,7 +118,28 @@ impl Frontiers {
         }
     }
 
-    /// Forgets everything: the next claims search from the beginning.
+    /// Where the count of what is in flight starts.
+    pub(super) fn claims_from(&self, id: &SubscriptionId) -> i64 {
+        self.claims_from.get(id).copied().unwrap_or(0)
+    }
+
+    /// Notes where the next count of what is in flight may start.
+    pub(super) fn counted(&mut self, id: &SubscriptionId, claims_from: i64) {
+        self.claims_from.insert(id.clone(), claims_from);
+    }
+
+    /// Counts what is in flight from the beginning again: the store may be another one, whose claims begin earlier.
+    pub(super) fn forget_claims(&mut self) {
+        self.claims_from = HashMap::new();
+    }
+
+    /// Forgets what is known of any other subscription.
+    pub(super) fn keep(&mut self, is_kept: impl Fn(&SubscriptionId) -> bool) {
+        self.of.retain(|id, _| is_kept(id));
+        self.claims_from.retain(|id, _| is_kept(id));
+    }
+
+    /// Forgets all frontiers: the next claims search from the beginning.
     pub(super) fn sweep(&mut self) {
         self.of = HashMap::new();
     }

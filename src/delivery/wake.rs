@@ -31,8 +31,6 @@ pub(super) struct Woken {
     pub(super) recorded: Vec<Recorded>,
     /// Anything may have work.
     pub(super) everything: bool,
-    /// Anything may have work that is older than what was seen so far.
-    pub(super) sweep: bool,
 }
 
 /// Tells the dispatcher of this process to look. Cheap to clone and to call; usable from any thread.
@@ -69,11 +67,6 @@ impl Wake {
                 woken.subscriptions = HashSet::new();
             }
         });
-    }
-
-    /// Any subscription may have work, also where the dispatcher has seen that there was none.
-    pub(super) fn sweep(&self) {
-        self.ring(|woken| woken.sweep = true);
     }
 
     /// These results stand; their subscriptions may go on.

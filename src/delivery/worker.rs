@@ -1,5 +1,6 @@
 //! The life of the worker: heartbeats, one dispatcher per life, recovery of what the dead have left, and the stop.
 
+use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +20,17 @@ use super::sender::Sender;
 use super::settler::{self, Finished};
 use super::shares::Shares;
 use super::vitals::Vitals;
-use super::wake::Wake;
+use super::wake::{Recorded, Wake};
 
 const RENEW_INTERVAL: Duration = Duration::from_secs(1);
 const RENEW_DEADLINE: Duration = Duration::from_secs(1);
 const RENEW_AGAIN_AFTER: Duration = Duration::from_millis(200);
 const RECOVER_INTERVAL: Duration = Duration::from_millis(250);
+/// How often all claims are looked at though no owner has died: a lease may end by itself, and an owner may have died before
+/// anybody looked. A look passes over all claims that ended since the oldest snapshot that somebody holds.
+const RECOVER_ALL_INTERVAL: Duration = Duration::from_secs(10);
+/// How long after a death every turn looks.
+const RECOVER_AFTER_DEATH: Duration = Duration::from_secs(1);
 const FOLD_INTERVAL: Duration = Duration::from_secs(10);
 /// How long running attempts may go on after a stop.
 const DRAIN: Duration = Duration::from_secs(8);
@@ -238,20 +244,75 @@ async fn follow(store: SharedStore, mut versions: watch::Receiver<i64>, wake: Wa
     }
 }
 
+/// Tells when claims may have lost their owners.
+struct Losses {
+    living: HashSet<String>,
+    judges: bool,
+    /// Every turn looks until then.
+    look_until: Instant,
+    look_at: Instant,
+}
+
+impl Losses {
+    fn new(now: Instant) -> Self {
+        Self {
+            living: HashSet::new(),
+            judges: false,
+            look_until: now,
+            look_at: now,
+        }
+    }
+
+    /// Takes in who lives, and whether this process may call others dead.
+    fn see(&mut self, living: HashSet<String>, judges: bool, now: Instant) {
+        let died = self.living.iter().any(|owner| !living.contains(owner));
+        if died || judges && !self.judges {
+            self.look_until = now + RECOVER_AFTER_DEATH;
+        }
+        self.living = living;
+        self.judges = judges;
+    }
+
+    /// Whether it is time to look at all claims.
+    fn look(&mut self, now: Instant) -> bool {
+        let looks = now < self.look_until || now >= self.look_at;
+        if looks {
+            self.look_at = now + RECOVER_ALL_INTERVAL;
+        }
+        looks
+    }
+}
+
 /// Frees the claims of the dead, and folds what is counted.
 async fn recover(store: SharedStore, life: Arc<Life>, wake: Wake) {
     let mut fold_at = Instant::now() + FOLD_INTERVAL;
+    let mut losses = Losses::new(Instant::now());
     loop {
         sleep(RECOVER_INTERVAL).await;
-        let judge = life.may_judge(Instant::now()).then(|| &**life.owner());
-        match answered(store.release_lost(judge)).await {
+        let now = Instant::now();
+        let judge = life.may_judge(now).then(|| &**life.owner());
+        let released = async {
+            losses.see(store.living_owners().await?, judge.is_some(), now);
+            if losses.look(now) {
+                store.release_lost(judge).await
+            } else {
+                Ok(Vec::new())
+            }
+        };
+        match answered(released).await {
             Ok(released) if released.is_empty() => {}
             Ok(released) => {
                 tracing::info!("claims that ended without a result are free again: {released:?}");
-                wake.sweep();
-                wake.subscriptions(released);
+                losses.look_until = now + RECOVER_AFTER_DEATH;
+                wake.recorded(released.into_iter().map(|subscription_id| Recorded {
+                    subscription_id,
+                    due_at: None,
+                }));
             }
-            Err(error) => tracing::debug!(error = %error, "claims of the dead could not be freed yet: {error}"),
+            Err(error) => {
+                losses.look_at = now;
+                tracing::debug!(error = %error, "claims of the dead could not be freed yet: {error}");
+            }
         }
         if Instant::now() >= fold_at {
             fold_at = Instant::now() + FOLD_INTERVAL;
@@ -284,4 +345,32 @@ fn host_name() -> String {
         .ok()
         .filter(|name| !name.is_empty())
         .unwrap_or_else(|| "localhost".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_claims_are_looked_at_when_an_owner_died_and_now_and_then() {
+        let owners = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<HashSet<_>>();
+        let zero = Instant::now();
+        let after = |ms| zero + Duration::from_millis(ms);
+        let mut losses = Losses::new(zero);
+        losses.see(owners(&["a", "b"]), false, zero);
+        assert!(losses.look(zero), "whoever died before");
+        losses.see(owners(&["a", "b"]), false, after(250));
+        assert!(!losses.look(after(250)), "nobody died");
+        losses.see(owners(&["a", "b"]), true, after(500));
+        assert!(losses.look(after(500)), "its word counts from now on");
+        losses.see(owners(&["a", "b", "c"]), true, after(1_600));
+        assert!(!losses.look(after(1_600)));
+        losses.see(owners(&["a", "c"]), true, after(1_850));
+        assert!(losses.look(after(1_850)), "one died");
+        losses.see(owners(&["a", "c"]), true, after(2_100));
+        assert!(losses.look(after(2_100)), "it may have claimed a moment ago");
+        losses.see(owners(&["a", "c"]), true, after(3_000));
+        assert!(!losses.look(after(3_000)));
+        assert!(losses.look(after(12_100)), "a lease may have ended");
+    }
 }

@@ -24,6 +24,8 @@ pub struct Candidate {
     pub id: SubscriptionId,
     /// Due times before these, by priority, hold nothing runnable: the claim starts its search there.
     pub frontier: [i64; 3],
+    /// No claim before this one is in flight: the count of those that are starts there. 0 where nothing is known.
+    pub claims_from: i64,
     /// Rows of it wanted at most, whatever its own cap.
     pub room: i64,
     /// How many more deliveries of its consumer this process may run now.
@@ -74,13 +76,24 @@ pub struct Claimed {
     pub event: Option<StoredEvent>,
 }
 
+/// A subscription that was locked and counted.
+#[derive(Debug)]
+pub struct Counted {
+    /// Which one.
+    pub id: SubscriptionId,
+    /// Rows that it could take when it was counted.
+    pub free: i64,
+    /// The oldest claim in flight at that moment, or the last one of all: where the next count may start.
+    pub claims_from: i64,
+}
+
 /// What a pass found.
 #[derive(Debug, Default)]
 pub struct Pass {
     /// Claimed deliveries, most urgent first.
     pub claimed: Vec<Claimed>,
-    /// Subscriptions that were locked and counted, with the rows each could still take at that moment.
-    pub counted: Vec<(SubscriptionId, i64)>,
+    /// Subscriptions that were locked and counted.
+    pub counted: Vec<Counted>,
     /// Some candidate was being claimed for elsewhere; it is worth another look within milliseconds.
     pub skipped: bool,
     /// The version of the store in the pass's snapshot.
@@ -140,12 +153,13 @@ impl Store {
         let rows = sqlx::query!(
             r#"
             SELECT lost AS "lost!", version AS "version!", now_ms AS "now_ms!", skipped AS "skipped!", subscription_id,
-                   free, consumer, endpoint, secret, previous_secret, retry_policy, seq, attempt, at_most_once,
+                   free, claims_from, consumer, endpoint, secret, previous_secret, retry_policy, seq, attempt, at_most_once,
                    skipped_by_operator, claim_id, priority, due_at, event_id, event_type, event_version, source, actor,
                    on_behalf_of, subject_type, subject_id, subject_revision, trace_id, event_priority, visibility,
                    occurred_at, received_at, payload, hops
             FROM settle_and_claim(
-                $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22
+                $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22,
+                $23
             )
             "#,
             claim.owner,
@@ -165,6 +179,7 @@ impl Store {
             &columns.critical,
             &columns.important,
             &columns.low,
+            &columns.claims_from,
             &columns.room,
             &columns.consumer_room,
             claim.room,
@@ -181,16 +196,25 @@ impl Store {
         let mut counted: HashSet<SubscriptionId> = HashSet::new();
         for row in rows {
             (pass.version, pass.now_ms, pass.skipped) = (row.version, row.now_ms, row.skipped);
-            let (Some(id), Some(free), Some(consumer), Some(endpoint), Some(secret)) =
-                (row.subscription_id, row.free, row.consumer, row.endpoint, row.secret)
-            else {
+            let (Some(id), Some(free), Some(claims_from), Some(consumer), Some(endpoint), Some(secret)) = (
+                row.subscription_id,
+                row.free,
+                row.claims_from,
+                row.consumer,
+                row.endpoint,
+                row.secret,
+            ) else {
                 continue;
             };
             let subscription_id = SubscriptionId::parse(&id).ok_or(StoreError::Corrupt {
                 what: "subscription id",
             })?;
             if counted.insert(subscription_id.clone()) {
-                pass.counted.push((subscription_id.clone(), free));
+                pass.counted.push(Counted {
+                    id: subscription_id.clone(),
+                    free,
+                    claims_from,
+                });
             }
             let (Some(position), Some(attempt), Some(claim_id), Some(priority), Some(due_at)) =
                 (row.seq, row.attempt, row.claim_id, row.priority, row.due_at)
@@ -243,12 +267,13 @@ impl Store {
     pub async fn release_lost(&self, judge: Option<&str>) -> Result<Vec<SubscriptionId>, StoreError> {
         let mut transaction = self.begin_relaxed().await?;
         // The range stands for "is not null": of a table that was not analysed since it grew, that alone is taken for
-        // nearly every row, and the whole table would be read in position order.
+        // nearly every row, and the whole table would be read in position order. It passes over every claim that ended since
+        // the oldest snapshot that is held.
         let rows = sqlx::query!(
             r#"
             WITH lost AS (
                 SELECT d.subscription_id, d.seq FROM deliveries d
-                WHERE d.lease_until BETWEEN 0 AND 9223372036854775807
+                WHERE d.claim_id BETWEEN 0 AND 9223372036854775807 AND d.lease_until IS NOT NULL
                   AND (d.lease_until <= now_ms() OR (
                       EXISTS (SELECT FROM workers j WHERE j.owner = $1 AND j.alive_until > now_ms())
                       AND NOT EXISTS (
@@ -304,6 +329,7 @@ struct CandidateColumns<'a> {
     critical: Vec<i64>,
     important: Vec<i64>,
     low: Vec<i64>,
+    claims_from: Vec<i64>,
     consumer_room: Vec<i64>,
     room: Vec<i64>,
 }
@@ -316,6 +342,7 @@ impl<'a> CandidateColumns<'a> {
             columns.critical.push(candidate.frontier[0]);
             columns.important.push(candidate.frontier[1]);
             columns.low.push(candidate.frontier[2]);
+            columns.claims_from.push(candidate.claims_from);
             columns.consumer_room.push(candidate.consumer_room);
             columns.room.push(candidate.room);
         }

@@ -57,6 +57,33 @@ struct NewRows {
     at_most_once: Vec<bool>,
 }
 
+/// A key of which a replay puts rows back.
+struct Replaying {
+    /// The marked row before the replay; 0 where nothing was unfinished.
+    head: i64,
+    /// The same, where it runs: it keeps its mark until it settles.
+    running: Option<i64>,
+    /// No row of the key before this position is unfinished.
+    from: i64,
+}
+
+impl Default for Replaying {
+    fn default() -> Self {
+        Self {
+            head: 0,
+            running: None,
+            from: i64::MAX,
+        }
+    }
+}
+
+impl Replaying {
+    /// A row may be unfinished at this position.
+    fn reopen(&mut self, position: i64) {
+        self.from = self.from.min(position);
+    }
+}
+
 impl Store {
     /// Queues deliveries of a subscription again; `None` when there is no such subscription.
     ///
@@ -263,7 +290,8 @@ impl Store {
     /// The caller holds the counter row: no publish and no other replay makes rows at the same time, so what is counted
     /// as new is new, and no key without an unfinished row gets a mark from two sides. Whoever moves a mark holds the
     /// marked row; the rows and the marks are locked in position order, as a settle locks its rows. A mark that moved while
-    /// this waited is locked without waiting: its holder may be waiting for a row that is held here.
+    /// this waited is locked without waiting: its holder may be waiting for a row that is held here. With the marks goes the
+    /// row of each key where it was last at rest.
     async fn lock_keys(
         &self,
         transaction: &mut PgConnection,
@@ -283,12 +311,19 @@ impl Store {
                     SELECT ordering_key FROM mine WHERE ordering_key IS NOT NULL
                     UNION SELECT n.key FROM unnest($3::text[]) AS n(key) WHERE n.key IS NOT NULL
                 ) k
-                CROSS JOIN LATERAL (
+                LEFT JOIN LATERAL (
+                    SELECT r.seq, least(r.open_from, r.seq) AS start FROM deliveries r
+                    WHERE r.subscription_id = $1 AND r.ordering_key = k.ordering_key
+                      AND r.head AND r.status IN ('delivered', 'dead')
+                    ORDER BY r.seq DESC LIMIT 1
+                ) rest ON true
+                LEFT JOIN LATERAL (
                     SELECT m.seq FROM deliveries m
-                    WHERE m.subscription_id = $1 AND m.ordering_key = k.ordering_key
+                    WHERE m.subscription_id = $1 AND m.ordering_key = k.ordering_key AND m.seq >= coalesce(rest.start, 0)
                       AND m.status IN ('pending', 'failed') AND m.head
                     ORDER BY m.seq LIMIT 1
-                ) marked
+                ) open ON true
+                CROSS JOIN LATERAL (VALUES (rest.seq), (open.seq)) marked(seq)
             )
             SELECT d.seq
             FROM deliveries d
@@ -306,24 +341,31 @@ impl Store {
         let moved = sqlx::query!(
             r#"
             WITH marked AS MATERIALIZED (
-                SELECT marked.seq
+                SELECT marked.seq, marked.open
                 FROM (
                     SELECT ordering_key FROM deliveries
                     WHERE subscription_id = $1 AND seq = ANY($2) AND ordering_key IS NOT NULL
                     UNION SELECT n.key FROM unnest($4::text[]) AS n(key) WHERE n.key IS NOT NULL
                 ) k
-                CROSS JOIN LATERAL (
+                LEFT JOIN LATERAL (
+                    SELECT r.seq, least(r.open_from, r.seq) AS start FROM deliveries r
+                    WHERE r.subscription_id = $1 AND r.ordering_key = k.ordering_key
+                      AND r.head AND r.status IN ('delivered', 'dead')
+                    ORDER BY r.seq DESC LIMIT 1
+                ) rest ON true
+                LEFT JOIN LATERAL (
                     SELECT m.seq FROM deliveries m
-                    WHERE m.subscription_id = $1 AND m.ordering_key = k.ordering_key
+                    WHERE m.subscription_id = $1 AND m.ordering_key = k.ordering_key AND m.seq >= coalesce(rest.start, 0)
                       AND m.status IN ('pending', 'failed') AND m.head
                     ORDER BY m.seq LIMIT 1
-                ) marked
-                WHERE marked.seq <> ALL($3)
+                ) open ON true
+                CROSS JOIN LATERAL (VALUES (rest.seq, false), (open.seq, true)) marked(seq, open)
+                WHERE marked.seq IS NOT NULL AND marked.seq <> ALL($3)
             ), locked AS MATERIALIZED (
                 SELECT d.seq
                 FROM deliveries d
                 JOIN marked m ON m.seq = d.seq
-                WHERE d.subscription_id = $1 AND d.head AND d.status IN ('pending', 'failed')
+                WHERE d.subscription_id = $1 AND d.head AND (d.status IN ('pending', 'failed')) = m.open
                 FOR UPDATE OF d SKIP LOCKED
             )
             SELECT (SELECT count(*) FROM marked) AS "marks!", (SELECT count(*) FROM locked) AS "locked!"
@@ -357,15 +399,22 @@ impl Store {
                     SELECT ordering_key FROM mine WHERE ordering_key IS NOT NULL
                     UNION SELECT n.key FROM unnest($3::text[]) AS n(key) WHERE n.key IS NOT NULL
                 ) k
+                LEFT JOIN LATERAL (
+                    SELECT least(r.open_from, r.seq) AS start FROM deliveries r
+                    WHERE r.subscription_id = $1 AND r.ordering_key = k.ordering_key
+                      AND r.head AND r.status IN ('delivered', 'dead')
+                    ORDER BY r.seq DESC LIMIT 1
+                ) rest ON true
                 CROSS JOIN LATERAL (
                     SELECT f.seq FROM deliveries f
-                    WHERE f.subscription_id = $1 AND f.ordering_key = k.ordering_key
+                    WHERE f.subscription_id = $1 AND f.ordering_key = k.ordering_key AND f.seq >= coalesce(rest.start, 0)
                       AND f.status IN ('pending', 'failed') AND f.head
                     ORDER BY f.seq LIMIT 1
                 ) first
             )
             SELECT d.seq AS "seq!", d.ordering_key, d.status AS "status!", d.head AS "head!",
-                   d.lease_until IS NOT NULL AS "claimed!", d.seq = ANY($2) AS "replayed!"
+                   d.lease_until IS NOT NULL AS "claimed!", d.seq = ANY($2) AS "replayed!",
+                   least(d.open_from, d.seq) AS "start!"
             FROM deliveries d
             WHERE d.subscription_id = $1 AND d.seq IN (SELECT seq FROM mine UNION SELECT seq FROM heads)
             ORDER BY d.seq
@@ -412,10 +461,11 @@ impl Store {
 
         let mut change = DeliveryCounts::default();
         let mut replayed_rows = 0;
-        // The head of each key before the replay, and whether it runs: a running head keeps its mark until it settles.
-        let mut heads: HashMap<&str, (i64, bool)> = HashMap::new();
-        for key in new.key.iter().flatten() {
-            heads.insert(key, (0, false));
+        let mut keys: HashMap<&str, Replaying> = HashMap::new();
+        for (key, &position) in new.key.iter().zip(&new.position) {
+            if let Some(key) = key {
+                keys.entry(key).or_default().reopen(position);
+            }
         }
         for row in &locked {
             let unfinished = matches!(row.status.as_str(), "pending" | "failed");
@@ -427,24 +477,69 @@ impl Store {
                 }
             }
             if let Some(key) = row.ordering_key.as_deref() {
-                let head = heads.entry(key).or_insert((row.seq, false));
+                let key = keys.entry(key).or_default();
+                key.reopen(row.seq);
                 if row.head && unfinished {
-                    *head = (row.seq, row.claimed);
+                    key.reopen(row.start);
+                    key.head = row.seq;
+                    key.running = row.claimed.then_some(row.seq);
                 }
             }
         }
         change.pending += queued - replayed_rows;
-        let keys: Vec<Key<'_>> = heads
+        self.reopen(transaction, subscription_id, &keys).await?;
+        let keys: Vec<Key<'_>> = keys
             .iter()
-            .filter(|(_, (_, running))| !running)
-            .map(|(&key, &(position, _))| Key {
+            .filter(|(_, state)| state.running.is_none())
+            .map(|(&key, state)| Key {
                 subscription_id,
                 key,
-                position,
+                position: state.head,
+                from: state.from,
             })
             .collect();
         self.move_heads(transaction, &keys).await?;
         self.count(transaction, CountRole::Operate, change).await?;
         Ok(queued)
+    }
+
+    /// Says on the rows that tell where unfinished rows of these keys begin that they begin earlier now: the running head,
+    /// which keeps its mark until it settles, and the row where the key was last at rest.
+    async fn reopen(
+        &self,
+        transaction: &mut PgConnection,
+        subscription_id: &str,
+        keys: &HashMap<&str, Replaying>,
+    ) -> Result<(), StoreError> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        sqlx::query!(
+            r#"
+            WITH keys AS MATERIALIZED (
+                SELECT * FROM unnest($2::text[], $3::bigint[], $4::bigint[]) AS k(name, start, running)
+            ), marks AS MATERIALIZED (
+                SELECT k.running AS seq, k.start FROM keys k
+                UNION
+                SELECT rest.seq, k.start FROM keys k
+                CROSS JOIN LATERAL (
+                    SELECT r.seq FROM deliveries r
+                    WHERE r.subscription_id = $1 AND r.ordering_key = k.name
+                      AND r.head AND r.status IN ('delivered', 'dead')
+                    ORDER BY r.seq DESC LIMIT 1
+                ) rest
+            )
+            UPDATE deliveries d SET open_from = least(d.open_from, m.start)
+            FROM marks m
+            WHERE d.subscription_id = $1 AND d.seq = m.seq AND d.seq > m.start
+            "#,
+            subscription_id,
+            &keys.keys().copied().collect::<Vec<&str>>() as &[&str],
+            &keys.values().map(|key| key.from).collect::<Vec<i64>>(),
+            &keys.values().map(|key| key.running).collect::<Vec<_>>() as &[Option<i64>],
+        )
+        .execute(self.run(transaction))
+        .await?;
+        Ok(())
     }
 }

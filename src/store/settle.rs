@@ -77,6 +77,8 @@ pub(super) struct Key<'a> {
     pub(super) subscription_id: &'a str,
     pub(super) key: &'a str,
     pub(super) position: i64,
+    /// No row of the key before this position is unfinished.
+    pub(super) from: i64,
 }
 
 impl Store {
@@ -135,11 +137,13 @@ impl Store {
         let subscriptions: Vec<&str> = keys.iter().map(|key| key.subscription_id).collect();
         let names: Vec<&str> = keys.iter().map(|key| key.key).collect();
         let positions: Vec<i64> = keys.iter().map(|key| key.position).collect();
+        let from: Vec<i64> = keys.iter().map(|key| key.from).collect();
         sqlx::query!(
-            r#"SELECT move_heads($1, $2, $3)::text AS "done!""#,
+            r#"SELECT move_heads($1, $2, $3, $4)::text AS "done!""#,
             &subscriptions as &[&str],
             &names as &[&str],
             &positions,
+            &from,
         )
         .fetch_one(self.run(transaction))
         .await?;

@@ -79,22 +79,28 @@ impl Store {
         subscription_id: &str,
         positions: &[i64],
     ) -> Result<Option<Vec<(i64, Skip)>>, StoreError> {
+        // Only where the marked row of a key ends does its mark move, to the first row behind it that is not ended as well,
+        // or to one that a replay put back in front of it.
         let locked = sqlx::query!(
             r#"
             WITH mine AS (
-                SELECT seq, ordering_key FROM deliveries WHERE subscription_id = $1 AND seq = ANY($2)
+                SELECT seq, ordering_key, head AND lease_until IS NULL AND status IN ('pending', 'failed') AS ending,
+                       least(open_from, seq) AS start
+                FROM deliveries WHERE subscription_id = $1 AND seq = ANY($2)
             ), wanted AS (
                 SELECT seq FROM mine
                 UNION
-                SELECT next.seq FROM (SELECT DISTINCT ordering_key FROM mine WHERE ordering_key IS NOT NULL) k
+                SELECT next.seq FROM mine m
                 CROSS JOIN LATERAL (
                     SELECT n.seq FROM deliveries n
-                    WHERE n.subscription_id = $1 AND n.ordering_key = k.ordering_key
+                    WHERE n.subscription_id = $1 AND n.ordering_key = m.ordering_key AND n.seq >= m.start
                       AND n.status IN ('pending', 'failed') AND n.seq <> ALL($2)
                     ORDER BY n.seq LIMIT 1
                 ) next
+                WHERE m.ending
             )
-            SELECT d.seq AS "seq!", d.ordering_key, d.status AS "status!", d.lease_until IS NOT NULL AS "claimed!"
+            SELECT d.seq AS "seq!", d.ordering_key, d.status AS "status!", d.lease_until IS NOT NULL AS "claimed!",
+                   d.head AS "head!", least(d.open_from, d.seq) AS "start!"
             FROM deliveries d
             JOIN wanted w ON w.seq = d.seq
             WHERE d.subscription_id = $1
@@ -107,30 +113,46 @@ impl Store {
         .fetch_all(self.run(&mut transaction))
         .await?;
         let chosen: HashSet<i64> = positions.iter().copied().collect();
-        if locked.iter().any(|row| row.ordering_key.is_some()) {
-            let next = sqlx::query_scalar!(
+        // As they are now: one may have been given the mark during the wait.
+        let keys: Vec<Key<'_>> = locked
+            .iter()
+            .filter(|row| chosen.contains(&row.seq) && row.head && !row.claimed)
+            .filter(|row| matches!(row.status.as_str(), "pending" | "failed"))
+            .filter_map(|row| {
+                Some(Key {
+                    subscription_id,
+                    key: row.ordering_key.as_deref()?,
+                    position: row.seq,
+                    from: row.start,
+                })
+            })
+            .collect();
+        let mut going_on: Vec<i64> = Vec::new();
+        if !keys.is_empty() {
+            let next = sqlx::query!(
                 r#"
-                SELECT next.seq AS "seq!"
-                FROM (
-                    SELECT DISTINCT ordering_key FROM deliveries
-                    WHERE subscription_id = $1 AND seq = ANY($2) AND ordering_key IS NOT NULL
-                ) k
+                SELECT k.position AS "position!", next.seq AS "next!"
+                FROM unnest($3::text[], $4::bigint[], $5::bigint[]) AS k(name, position, start)
                 CROSS JOIN LATERAL (
                     SELECT n.seq FROM deliveries n
-                    WHERE n.subscription_id = $1 AND n.ordering_key = k.ordering_key
+                    WHERE n.subscription_id = $1 AND n.ordering_key = k.name AND n.seq >= k.start
                       AND n.status IN ('pending', 'failed') AND n.seq <> ALL($2)
                     ORDER BY n.seq LIMIT 1
                 ) next
                 "#,
                 subscription_id,
                 positions,
+                &keys.iter().map(|key| key.key).collect::<Vec<_>>() as &[&str],
+                &keys.iter().map(|key| key.position).collect::<Vec<_>>(),
+                &keys.iter().map(|key| key.from).collect::<Vec<_>>(),
             )
             .fetch_all(self.run(&mut transaction))
             .await?;
             let held: HashSet<i64> = locked.iter().map(|row| row.seq).collect();
-            if next.iter().any(|seq| !held.contains(seq)) {
+            if next.iter().any(|row| !held.contains(&row.next)) {
                 return Ok(None);
             }
+            going_on = next.iter().map(|row| row.position).collect();
         }
         sqlx::query!(
             r#"
@@ -140,18 +162,20 @@ impl Store {
                 next_attempt_at = CASE WHEN lease_until IS NULL THEN NULL ELSE next_attempt_at END,
                 last_error = CASE WHEN lease_until IS NULL
                                   THEN left(concat_ws('; before that: ', $3::text, last_error), 500) ELSE last_error END,
+                head = head AND seq <> ALL($4),
+                open_from = CASE WHEN lease_until IS NOT NULL THEN open_from END,
                 updated_at = now_ms()
             WHERE subscription_id = $1 AND seq = ANY($2) AND status IN ('pending', 'failed')
             "#,
             subscription_id,
             positions,
             SKIPPED_ERROR,
+            &going_on,
         )
         .execute(self.run(&mut transaction))
         .await?;
 
         let mut change = DeliveryCounts::default();
-        let mut keys = Vec::new();
         let mut skips = Vec::new();
         for row in locked.iter().filter(|row| chosen.contains(&row.seq)) {
             let skip = match row.status.as_str() {
@@ -161,11 +185,6 @@ impl Store {
                 unfinished => {
                     change.add(unfinished, -1);
                     change.add("dead", 1);
-                    keys.extend(row.ordering_key.as_deref().map(|key| Key {
-                        subscription_id,
-                        key,
-                        position: row.seq,
-                    }));
                     Skip::Skipped
                 }
             };

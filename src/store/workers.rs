@@ -1,5 +1,7 @@
 //! Which worker processes live: one row each, renewed every second past any pooler.
 
+use std::collections::HashSet;
+
 use sqlx::{Connection, PgConnection};
 
 use super::{Store, StoreError};
@@ -18,6 +20,15 @@ impl Store {
         Ok(Heartbeat {
             connection: self.direct().await?,
         })
+    }
+
+    /// The owners that live.
+    pub async fn living_owners(&self) -> Result<HashSet<String>, StoreError> {
+        let mut reader = self.own_reader().await?;
+        let owners = sqlx::query_scalar!("SELECT owner FROM workers WHERE alive_until > now_ms()")
+            .fetch_all(self.run(&mut reader))
+            .await?;
+        Ok(owners.into_iter().collect())
     }
 }
 

@@ -113,7 +113,7 @@ async fn a_claim_counts_what_was_claimed_while_it_waited_for_nothing() {
     assert_eq!(claim(&fixture.store, "w", &[&id]).await.claimed.len(), 2);
     let full = claim(&fixture.store, "w", &[&id]).await;
     assert!(full.claimed.is_empty());
-    assert_eq!(full.counted, [(id.clone(), 0)]);
+    assert_eq!((&full.counted[0].id, full.counted[0].free), (&id, 0));
     fixture.sql("UPDATE subscriptions SET max_inflight = 3").await;
     assert_eq!(
         claim(&fixture.store, "x", &[&id]).await.claimed.len(),
@@ -220,6 +220,46 @@ async fn the_room_of_a_process_is_shared_between_consumers() {
         (4, 2),
         "a backlog in front does not take the room of others"
     );
+}
+
+#[tokio::test]
+async fn a_count_of_what_is_in_flight_may_start_where_the_one_before_found_the_oldest() {
+    let fixture = Fixture::new().await;
+    let stores = [Arc::clone(&fixture.store), fixture.another().await];
+    let id = fixture.subscription(3).await;
+    put(&stores[0], Some(&id), &events_of("live.a.b", 20), None)
+        .await
+        .expect("a group");
+    let (mut claims_from, mut last) = (0, 0);
+    for turn in 0..4 {
+        let (store, owner) = (&stores[turn % 2], format!("w{turn}"));
+        let from = Candidate {
+            claims_from,
+            room: 1,
+            ..candidate(&id)
+        };
+        let one = claim_with(store, &owner, LEASE_MS, std::slice::from_ref(&from)).await;
+        let other = claim_with(store, &owner, LEASE_MS, &[from]).await;
+        let claims = [one.claimed[0].claim_id, other.claimed[0].claim_id];
+        assert!(
+            last < claims[0] && claims[0] < claims[1],
+            "claims grow, whoever makes them"
+        );
+        claims_from = other.counted[0].claims_from;
+        assert!(claims_from <= claims[0], "the first is in flight");
+        settle_all(store, &owner, &one, &delivered()).await;
+        let rest = Candidate {
+            claims_from,
+            ..candidate(&id)
+        };
+        let rest = claim_with(store, &owner, LEASE_MS, &[rest]).await;
+        assert_eq!(rest.claimed.len(), 2, "the second counts");
+        assert_eq!(rest.counted[0].claims_from, claims[1], "and is the oldest");
+        last = rest.claimed.iter().map(|claimed| claimed.claim_id).max().expect("two");
+        settle_all(store, &owner, &other, &delivered()).await;
+        settle_all(store, &owner, &rest, &delivered()).await;
+        claims_from = rest.counted[0].claims_from;
+    }
 }
 
 #[tokio::test]

@@ -215,6 +215,57 @@ async fn a_waiting_head_gives_its_mark_to_an_earlier_row_that_is_replayed() {
     assert_counts(store, fixture.pool()).await;
 }
 
+/// Positions of a key's waiting rows, as they are delivered.
+async fn order(store: &Store, id: &SubscriptionId) -> Vec<i64> {
+    let mut order = Vec::new();
+    loop {
+        let pass = claim(store, "w", &[id]).await;
+        if pass.claimed.is_empty() {
+            return order;
+        }
+        assert_eq!(pass.claimed.len(), 1, "one of a key at a time");
+        order.extend(positions(&pass));
+        settle_all(store, "w", &pass, &delivered()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_new_event_waits_for_what_was_replayed_before_the_place_where_its_key_was_at_rest() {
+    let fixture = Fixture::new().await;
+    let (store, id) = (&fixture.store, fixture.subscription(64).await);
+    let events = events_of("live.a.b", 4);
+    let mut at = Vec::new();
+    // At rest behind each of the first three.
+    for event in &events[..3] {
+        at.extend(
+            put(store, Some(&id), std::slice::from_ref(event), Some("k"))
+                .await
+                .expect("a group"),
+        );
+        assert_eq!(order(store, &id).await, at[at.len() - 1..]);
+    }
+    // The first is put back, then the last; that one is ended by hand, so that the key is at rest behind the second.
+    replay(store, &id, events[0].event_id.as_str()).await;
+    replay(store, &id, events[2].event_id.as_str()).await;
+    store.skip(&id, &[events[2].event_id.as_str()]).await.expect("a skip");
+    at.extend(put(store, Some(&id), &events[3..], Some("k")).await.expect("a group"));
+    assert_eq!(heads(fixture.pool(), &id).await, at[..1]);
+    // A row that runs is told of what is put back behind it and before it.
+    let running = claim(store, "w", &[&id]).await;
+    replay(store, &id, events[1].event_id.as_str()).await;
+    settle_all(store, "w", &running, &delivered()).await;
+    let running = claim(store, "w", &[&id]).await;
+    assert_eq!(positions(&running), at[1..2]);
+    replay(store, &id, events[0].event_id.as_str()).await;
+    settle_all(store, "w", &running, &retry(0)).await;
+    assert_eq!(order(store, &id).await, [at[0], at[1], at[3]]);
+    assert!(broken_keys(fixture.pool()).await.is_empty());
+    let last = put(store, Some(&id), &events_of("live.a.b", 1), Some("k"))
+        .await
+        .expect("a group");
+    assert_eq!(order(store, &id).await, last);
+}
+
 #[tokio::test]
 async fn a_replay_while_a_new_event_of_its_key_is_stored_leaves_one_mark() {
     let fixture = Fixture::new().await;

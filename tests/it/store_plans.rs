@@ -49,7 +49,7 @@ const ASKED: [&str; 2] = [
 ];
 
 /// Statements that must have been seen, each by words that only it has.
-const EXPECTED: [(&str, &str); 17] = [
+const EXPECTED: [(&str, &str); 22] = [
     (
         "the counter row",
         "FROM store_counter WHERE name = 'events' AND version = in_store_version",
@@ -58,6 +58,9 @@ const EXPECTED: [(&str, &str); 17] = [
     ("the loop guard", "WITH RECURSIVE keys"),
     ("the tails of keys", "ORDER BY t.seq DESC LIMIT 1"),
     ("a publish", "INSERT INTO events"),
+    ("where keys were at rest", "ORDER BY r.seq DESC LIMIT 1"),
+    ("a group that is looked at closely", "AS \"current_timeline!\""),
+    ("what such a group stores", "SELECT store_events( $1,"),
     ("what is due", "FROM (VALUES (0, c.critical)"),
     ("a claim", "claimed_generation = d.generation"),
     ("the claims of the dead", "WITH lost AS ("),
@@ -71,6 +74,8 @@ const EXPECTED: [(&str, &str); 17] = [
         "SELECT seq, event_type, env, project_id FROM events WHERE seq >= $1",
     ),
     ("what a replay queues", "SET generation = d.generation + 1"),
+    ("a skip", "AS ending"),
+    ("what follows a skip", "SELECT k.position AS"),
     ("few that wait, for a list", "LIMIT in_looked_at + 1"),
     ("a list of deliveries", "LIMIT in_looked_at"),
 ];
@@ -171,14 +176,23 @@ async fn fill(database: &Database, rows: i64, ids: &[String], blocked: &str, dis
              SELECT pg_temp.id(n), '{blocked}', n, 1, CASE WHEN n = 1 THEN now_ms() + 86400000 ELSE 1 END, 1, 1,
                     'subject/thing/blocked', CASE WHEN n = 1 THEN 'failed' ELSE 'pending' END, 1, n = 1
              FROM generate_series(1, {third}) n;
-             INSERT INTO delivery_counts (owner, role, period, pending) VALUES ('', 'folded', 0, {rows} + 2 * {third})"
+             INSERT INTO deliveries (event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at,
+                                     ordering_key, head)
+             SELECT pg_temp.id(n), '{disabled}', n, 1, n, 1, 1, 'parked', n = {third} + 1
+             FROM generate_series({third} + 1, {third} + 1000) n;
+             INSERT INTO delivery_counts (owner, role, period, pending) VALUES ('', 'folded', 0, {rows} + 2 * {third} + 1000)"
         ),
     )
     .await;
 }
 
+/// The event at a position of the filling.
+fn parked_id(position: i64) -> String {
+    format!("evt_01{position:024X}")
+}
+
 /// Everything that a caller or a process does, a little of each.
-async fn traffic(client: &Client, rows: i64, ids: &[String], keyed: &str) {
+async fn traffic(client: &Client, database: &Database, rows: i64, ids: &[String], keyed: &str, disabled: &str) {
     let token = client.service_token("live");
     let event = |kind: &str| envelope("live").event_type(&format!("live.{kind}.x"));
     for n in 0..10 {
@@ -194,6 +208,10 @@ async fn traffic(client: &Client, rows: i64, ids: &[String], keyed: &str) {
         .map(|n| event("keyed").subject("thing", &(n % 3).to_string()))
         .collect();
     client.publish_as("live", &batch(&events)).await.expect(201);
+    // One that is known already sends the whole group the long way.
+    let mut mixed = events[..1].to_vec();
+    mixed.extend((0..20).map(|n| event("keyed").subject("thing", &(n % 3).to_string())));
+    client.publish_as("live", &batch(&mixed)).await.expect(201);
 
     let middle = cursor(0, rows / 2);
     for topic in [
@@ -243,6 +261,20 @@ async fn traffic(client: &Client, rows: i64, ids: &[String], keyed: &str) {
             .post("/api/v1/deliveries/replay", Some(&operator), &selection)
             .await
             .expect(200);
+    }
+    // The first of a key that waits, and one behind it.
+    let parked = number(
+        database.pool(),
+        &format!("{OWN} SELECT min(seq) FROM deliveries WHERE ordering_key = 'parked' AND status = 'pending'"),
+    )
+    .await;
+    for position in [parked + 3, parked] {
+        let skip = json!({ "subscription_id": disabled, "event_ids": [parked_id(position)] });
+        let skipped = client
+            .post("/api/v1/deliveries/skip", Some(&operator), &skip)
+            .await
+            .expect(200);
+        assert_eq!(skipped["skipped"], json!(1));
     }
     let manager = client.service_token("chat");
     for verb in ["disable", "enable", "rotate-secret"] {
@@ -334,7 +366,7 @@ async fn no_statement_reads_more_because_more_is_waiting() {
         sql(database.pool(), &statement).await;
     }
 
-    let mut faults = Vec::new();
+    let (mut faults, mut dearest) = (Vec::new(), Vec::new());
     // Plans are made for tables that nobody has looked at since they grew, then for tables that are known.
     for phase in [UNKNOWN, KNOWN] {
         let from = cluster.log().len();
@@ -350,7 +382,7 @@ async fn no_statement_reads_more_because_more_is_waiting() {
         )
         .await;
         let arrived = receiver.calls().len();
-        traffic(service.client(), rows, &ids, &keyed).await;
+        traffic(service.client(), &database, rows, &ids, &keyed, &disabled).await;
         receiver.wait_calls(arrived + 400, Duration::from_secs(60)).await;
         let open = format!(
             "{OWN} SELECT count(*) FROM deliveries WHERE subscription_id = '{keyed}' AND status IN ('pending', 'failed')"
@@ -367,8 +399,15 @@ async fn no_statement_reads_more_because_more_is_waiting() {
         assert_eq!(receiver.calls_to("/blocked").len(), 0);
         assert_eq!(receiver.calls_to("/disabled").len(), 0);
         service.terminate().await;
-        faults.extend(judge(phase, &cluster.log()[from..]));
+        let log = &cluster.log()[from..];
+        faults.extend(judge(phase, log));
+        let mut seen: Vec<_> = plans(log).into_iter().collect();
+        seen.sort_by_key(|(_, run)| std::cmp::Reverse(run.buffers));
+        dearest.extend(seen.into_iter().take(8));
         sql(database.pool(), "ANALYZE").await;
+    }
+    for (query, run) in dearest {
+        println!("{} pages, {} rows: {query:.100}", run.buffers, run.visited);
     }
     assert!(faults.is_empty(), "with {rows} rows:\n{}", faults.join("\n"));
 }

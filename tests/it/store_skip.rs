@@ -68,6 +68,34 @@ async fn a_key_goes_on_behind_what_was_skipped() {
 }
 
 #[tokio::test]
+async fn a_skip_behind_a_running_attempt_gives_its_mark_to_nobody() {
+    let fixture = Fixture::new().await;
+    let id = fixture.subscription(8).await;
+    let events = events_of(TYPE, 3);
+    let at = put(&fixture.store, Some(&id), &events, Some("k"))
+        .await
+        .expect("events");
+    settle_all(
+        &fixture.store,
+        "w",
+        &claim(&fixture.store, "w", &[&id]).await,
+        &delivered(),
+    )
+    .await;
+    let running = claim(&fixture.store, "w", &[&id]).await;
+    let selection = ReplaySelection::Events(vec![events[0].event_id.as_str().to_owned()]);
+    fixture.store.replay(&id, &selection).await.expect("a replay");
+    assert_eq!(skip(&fixture, &id, &events[2..]).await, [Skip::Skipped]);
+    assert_eq!(
+        heads(fixture.pool(), &id).await,
+        [at[1]],
+        "what was replayed waits for what runs"
+    );
+    settle_all(&fixture.store, "w", &running, &delivered()).await;
+    assert_eq!(heads(fixture.pool(), &id).await, [at[0]]);
+}
+
+#[tokio::test]
 async fn an_attempt_that_runs_is_the_last_one_and_keeps_its_key_until_it_ends() {
     let fixture = Fixture::new().await;
     for (outcome, status, error) in [
@@ -196,10 +224,14 @@ async fn a_skip_in_front_of_a_long_queue_reads_a_few_rows_of_it() {
             at[0]
         ))
         .await;
-    let literals = format!("'{id}', ARRAY[{}]::bigint[]", at[0]);
-    for fragment in [
-        "AS \"claimed!\"\n            FROM deliveries d\n            JOIN wanted w ON w.seq = d.seq\n            WHERE",
-        "SELECT DISTINCT ordering_key FROM deliveries",
+    let first = at[0];
+    let chosen = format!("'{id}', ARRAY[{first}]::bigint[]");
+    for (fragment, literals) in [
+        ("AS ending", chosen.clone()),
+        (
+            "SELECT k.position AS",
+            format!("{chosen}, ARRAY['k'], ARRAY[{first}]::bigint[], ARRAY[{first}]::bigint[]"),
+        ),
     ] {
         for cost in costs(fixture.pool(), fragment, &literals).await {
             assert!(cost.rows < 20 && cost.scanned.is_empty(), "{fragment}: {cost:?}");

@@ -125,6 +125,7 @@ impl Side {
             Ok(Candidate {
                 id,
                 frontier: [0; 3],
+                claims_from: 0,
                 room: i64::MAX,
                 consumer_room: ROOM,
             })
