@@ -21,6 +21,7 @@ mod delivery_worker;
 mod dev;
 mod docs;
 mod faults_database;
+mod faults_hangups;
 mod faults_pooler;
 mod faults_schema;
 mod faults_storm;
