@@ -38,6 +38,8 @@ const RESULTS_MAX: usize = 256;
 const SKIPPED_AGAIN_AFTER: Duration = Duration::from_millis(5);
 /// How often everything is searched from the beginning.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+/// How often frontiers are moved.
+const FRONTIER_INTERVAL: Duration = Duration::from_secs(1);
 /// Subscriptions asked about in one statement of a poll.
 const POLL_CHUNK: usize = 500;
 /// Subscriptions that one claim considers: enough of them that the most urgent of many win, few enough that locking
@@ -81,6 +83,7 @@ struct Memory {
     unpolled: VecDeque<SubscriptionId>,
     poll_at: Instant,
     sweep_at: Instant,
+    frontiers_at: Instant,
     /// No look before it: the store failed.
     pause_until: Instant,
     backoff: Duration,
@@ -103,6 +106,7 @@ impl Memory {
             unpolled: VecDeque::new(),
             poll_at: now,
             sweep_at: now + SWEEP_INTERVAL,
+            frontiers_at: now,
             pause_until: now,
             backoff: BACKOFF_FIRST,
         }
@@ -168,6 +172,7 @@ impl Dispatcher {
                 if self.shares.room() > 0 {
                     self.poll(&mut memory, now).await;
                 }
+                self.move_frontiers(&mut memory, now).await;
                 if self.take_turn(&mut memory, &mut finished).await || !memory.unpolled.is_empty() {
                     continue;
                 }
@@ -293,6 +298,27 @@ impl Dispatcher {
                 memory.poll_at = now;
                 memory.failed("looking for due deliveries", &error);
             }
+        }
+    }
+
+    /// Has a plain read look where claims have found nothing any more, and moves the frontiers up to what it sees.
+    async fn move_frontiers(&self, memory: &mut Memory, now: Instant) {
+        if now < memory.frontiers_at {
+            return;
+        }
+        memory.frontiers_at = now + FRONTIER_INTERVAL;
+        let stretches = memory.frontiers.take_unread(POLL_CHUNK);
+        if stretches.is_empty() {
+            return;
+        }
+        match self.while_alive(self.store.overlooked(&stretches)).await {
+            Some(Ok(firsts)) => {
+                for (stretch, first_ms) in stretches.iter().zip(firsts) {
+                    memory.frontiers.read(stretch, first_ms);
+                }
+            }
+            Some(Err(error)) => memory.failed("looking for overlooked deliveries", &error),
+            None => {}
         }
     }
 

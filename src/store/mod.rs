@@ -35,7 +35,7 @@ use crate::domain::seal::Sealer;
 
 pub use crate::domain::deliveries::DeliveryCounts;
 pub use checkpoints::Checkpoint;
-pub use claims::{Candidate, Claim, Claimed, Counted, Pass};
+pub use claims::{Candidate, Claim, Claimed, Counted, Pass, Stretch};
 pub use deliveries::{DeliveryFilter, DeliveryPage, DeliveryRow};
 pub use error::StoreError;
 pub use events::{Page, PageRequest, Positions, PulledEvent, StoredEvent};

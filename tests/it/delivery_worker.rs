@@ -852,6 +852,30 @@ async fn what_no_key_opens_waits_without_an_attempt_until_its_secret_can_be_read
 }
 
 #[tokio::test]
+async fn a_delivery_that_somebody_held_locked_for_long_goes_out_when_it_is_let_go() {
+    let world = World::new().await;
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    world.publish(1, &[&id]).await;
+    sqlx::query("UPDATE deliveries SET next_attempt_at = now_ms() - 60000")
+        .execute(world.database.pool())
+        .await
+        .expect("an update");
+    let mut holder = world.database.pool().begin().await.expect("a transaction");
+    sqlx::query("SELECT FROM deliveries FOR UPDATE")
+        .execute(&mut *holder)
+        .await
+        .expect("the row");
+    let _process = Process::start(world.database.url(), settings()).await;
+    // Claims do not see it, so after two of them, a second apart, nothing so old seems to be left.
+    stays("nobody can claim it", Duration::from_millis(2_500), async || {
+        world.receiver.calls_to("/hook").is_empty()
+    })
+    .await;
+    holder.rollback().await.expect("a rollback");
+    world.all(&id, "delivered").await;
+}
+
+#[tokio::test]
 async fn a_stop_hands_back_what_was_claimed_but_not_sent_without_counting_it() {
     let world = World::new().await;
     let proxy = Proxy::start(&world.database.server()).await;
