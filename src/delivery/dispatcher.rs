@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -27,6 +27,7 @@ use super::outcome::{Ended, judge};
 use super::sender::Sender;
 use super::settler::{self, Finished};
 use super::shares::{Shares, Slot};
+use super::unheard::Doubts;
 use super::vitals::Vitals;
 use super::wake::{Recorded, Wake};
 
@@ -47,6 +48,8 @@ const POLL_CHUNK: usize = 500;
 const CANDIDATES: std::ops::RangeInclusive<usize> = 64..=500;
 /// How soon a delivery that nothing could sign is looked at again, and its subscription with it.
 const UNSIGNED_AGAIN_AFTER: Duration = Duration::from_secs(30);
+/// How long a stop waits for what was claimed unheard to be given back.
+const LAST_LOOK: Duration = Duration::from_secs(1);
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
@@ -127,7 +130,7 @@ impl Memory {
     }
 
     /// Takes in what was recorded.
-    fn learn(&mut self, recorded: Vec<Recorded>) {
+    fn learn(&mut self, recorded: impl IntoIterator<Item = Recorded>) {
         for recorded in recorded {
             self.frontiers.widen(&recorded.subscription_id);
             self.agenda.set_open(&recorded.subscription_id);
@@ -149,8 +152,8 @@ impl Memory {
 
 impl Dispatcher {
     /// Looks for work, starts attempts and records their results until the stop or the end of this owner's life. What is
-    /// left of the results then goes where they are kept.
-    pub(super) async fn run(&self, mut results: mpsc::Receiver<Finished>) {
+    /// left of the results then goes where they are kept. `doubts` outlive this owner.
+    pub(super) async fn run(&self, mut results: mpsc::Receiver<Finished>, doubts: &mut Doubts) {
         let mut memory = Memory::new(Instant::now());
         let mut finished = Vec::new();
         while !self.stop.is_cancelled() && !self.life.lost.is_cancelled() {
@@ -173,11 +176,15 @@ impl Dispatcher {
                     self.poll(&mut memory, now).await;
                 }
                 self.move_frontiers(&mut memory, now).await;
-                if self.take_turn(&mut memory, &mut finished).await || !memory.unpolled.is_empty() {
+                self.give_back_unheard(&mut memory, doubts).await;
+                if self.take_turn(&mut memory, &mut finished, doubts).await || !memory.unpolled.is_empty() {
                     continue;
                 }
             }
             let next = self.next_look(&memory);
+            let next = doubts
+                .next_look()
+                .map_or(next, |look| look.max(memory.pause_until).min(next));
             tokio::select! {
                 _count = results.recv_many(&mut finished, RESULTS_MAX) => {}
                 () = self.wake.rung() => {}
@@ -187,6 +194,8 @@ impl Dispatcher {
             }
         }
         self.keep(&mut finished).await;
+        doubts.look_now(Instant::now());
+        let _ = timeout(LAST_LOOK, self.give_back_unheard(&mut memory, doubts)).await;
         let kept = self.kept.clone();
         self.attempts.spawn(async move {
             while let Some(one) = results.recv().await {
@@ -322,9 +331,41 @@ impl Dispatcher {
         }
     }
 
+    /// Gives back, unsent and uncounted, what the store holds for an owner whose answer was lost. It stands between two
+    /// claims of this process, so nothing that it does not know of is about to be answered.
+    async fn give_back_unheard(&self, memory: &mut Memory, doubts: &mut Doubts) {
+        let now = Instant::now();
+        for doubt in doubts.due(now) {
+            let given_back = async {
+                let unheard = self.store.unheard(&doubt.owner, &doubt.known.all()).await?;
+                if !unheard.is_empty() {
+                    self.store.settle_briefly(&doubt.owner, &unheard).await?;
+                }
+                Ok(unheard)
+            };
+            match self.while_alive(given_back).await {
+                Some(Ok(unheard)) => {
+                    doubts.looked(&doubt.owner, now);
+                    if !unheard.is_empty() {
+                        let count = unheard.len();
+                        tracing::info!("{count} claims whose answer was lost are given back unsent");
+                    }
+                    memory.learn(unheard.into_iter().map(|one| Recorded {
+                        subscription_id: one.subscription_id,
+                        due_at: None,
+                    }));
+                }
+                Some(Err(error)) => {
+                    tracing::debug!(error = %error, "what was claimed unheard is looked for again: {error}")
+                }
+                None => return,
+            }
+        }
+    }
+
     /// Records what has ended and claims for those that wait, together. Answers whether there was anything to do, so that
     /// another turn may follow at once.
-    async fn take_turn(&self, memory: &mut Memory, finished: &mut Vec<Finished>) -> bool {
+    async fn take_turn(&self, memory: &mut Memory, finished: &mut Vec<Finished>, doubts: &mut Doubts) -> bool {
         let mut finished = std::mem::take(finished);
         for one in &mut finished {
             one.slot.vacate();
@@ -346,6 +387,7 @@ impl Dispatcher {
         let settlements: Vec<Settlement> = finished.iter().map(|finished| finished.settlement.clone()).collect();
         let asked = self.store.settle_and_claim(&settlements, &claim, &candidates);
         let Some(asked) = self.while_alive(asked).await else {
+            doubts.raise(self.life.owner(), &self.life.known, Instant::now());
             self.keep(&mut finished).await;
             return false;
         };
@@ -370,7 +412,6 @@ impl Dispatcher {
                 }
                 true
             }
-            // Whether it was committed is unknown after an error. If it was, the leases end by themselves.
             undone => {
                 for candidate in candidates {
                     memory.agenda.want(candidate.id);
@@ -378,6 +419,8 @@ impl Dispatcher {
                 self.keep(&mut finished).await;
                 match undone {
                     Err(error) if !error.is_lock_wait() => {
+                        // Whether it was committed, or will be, is unknown.
+                        doubts.raise(self.life.owner(), &self.life.known, Instant::now());
                         memory.frontiers.forget_claims();
                         memory.failed("claiming and recording deliveries", &error);
                         false
@@ -499,6 +542,7 @@ impl Dispatcher {
     /// Starts an attempt for each claim.
     fn start(&self, pass: Pass, lease_ends_at: Instant) {
         for claimed in pass.claimed {
+            self.life.known.add(claimed.claim_id);
             let attempt = Attempt {
                 slot: self
                     .shares
@@ -589,6 +633,7 @@ impl Attempt {
         let waited = Duration::from_millis(u64::try_from(self.waited_ms).unwrap_or(0));
         let finished = Finished {
             owner: Arc::clone(self.life.owner()),
+            known: Arc::clone(&self.life.known),
             latency: waited + started.elapsed(),
             priority: self.claimed.priority,
             lease_ends_at: self.lease_ends_at,

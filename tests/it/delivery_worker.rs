@@ -851,6 +851,48 @@ async fn what_no_key_opens_waits_without_an_attempt_until_its_secret_can_be_read
     assert!(calls.iter().all(|call| call.attempt() == 1) && calls.len() == 3);
 }
 
+/// An owner whose claim was answered to nobody, while another delivery of it is on its way.
+async fn claim_is_unheard(at_most_once: bool) {
+    let world = World::new().await;
+    let proxy = Proxy::start(&world.database.server()).await;
+    let id = world.subscribe("chat", &world.receiver.url("/hook")).await;
+    sqlx::query("UPDATE subscriptions SET max_inflight = 4")
+        .execute(world.database.pool())
+        .await
+        .expect("an update");
+    let process = Process::start(&world.database.url_through(proxy.address()), settings()).await;
+    world.receiver.script("/hook", [Answer::hang(204), Answer::status(204)]);
+    world.publish(1, &[&id]).await;
+    process.wake.subscriptions([id.clone()]);
+    world.receiver.wait_calls_to("/hook", 1, SOON).await;
+
+    // A claim names what it is for; it happens, and nobody hears of it.
+    proxy.cut_at(id.as_str().to_owned().leak().as_bytes());
+    world.store_events(&[None], &[&id], at_most_once).await;
+    process.wake.subscriptions([id.clone()]);
+    eventually("it is claimed", SOON, async || world.rows(&id).await[1].leased).await;
+    proxy.restore();
+    world.receiver.wait_calls_to("/hook", 2, SOON).await;
+    world.receiver.release();
+    world.all(&id, "delivered").await;
+    let calls = world.receiver.calls_to("/hook");
+    assert!(
+        calls.len() == 2 && calls.iter().all(|call| call.attempt() == 1),
+        "what was on its way was let be"
+    );
+    assert!(world.rows(&id).await.iter().all(|row| row.attempt == 1));
+}
+
+#[tokio::test]
+async fn a_claim_that_nobody_heard_of_is_given_back_uncounted() {
+    claim_is_unheard(false).await;
+}
+
+#[tokio::test]
+async fn a_claim_that_nobody_heard_of_is_no_attempt_of_what_may_leave_once() {
+    claim_is_unheard(true).await;
+}
+
 #[tokio::test]
 async fn a_delivery_that_somebody_held_locked_for_long_goes_out_when_it_is_let_go() {
     let world = World::new().await;
