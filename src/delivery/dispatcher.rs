@@ -46,8 +46,11 @@ const POLL_CHUNK: usize = 500;
 /// Subscriptions that one claim considers: enough of them that the most urgent of many win, few enough that locking
 /// them costs little.
 const CANDIDATES: std::ops::RangeInclusive<usize> = 64..=500;
-/// How soon a delivery that nothing could sign is looked at again, and its subscription with it.
+/// How soon a subscription whose deliveries nothing here could sign is looked at again, so that the record says why they
+/// wait. The deliveries themselves are due all the time: another process may have the key.
 const UNSIGNED_AGAIN_AFTER: Duration = Duration::from_secs(30);
+/// How long one that has the key is given to deliver them, before the first look.
+const UNSIGNED_FIRST_AFTER: Duration = Duration::from_secs(5);
 /// How long a stop waits for what was claimed unheard to be given back.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
@@ -80,8 +83,8 @@ struct Memory {
     /// Enabled subscriptions, as of `version`.
     known: HashMap<SubscriptionId, Known>,
     version: i64,
-    /// Subscriptions whose deliveries nothing can sign, until when they are left alone.
-    unsigned: HashMap<SubscriptionId, Instant>,
+    /// Subscriptions whose deliveries nothing here can sign.
+    unsigned: HashMap<SubscriptionId, Unsigned>,
     /// What a poll has not asked about yet.
     unpolled: VecDeque<SubscriptionId>,
     poll_at: Instant,
@@ -92,10 +95,20 @@ struct Memory {
     backoff: Duration,
 }
 
+/// A subscription whose deliveries nothing here can sign.
+struct Unsigned {
+    /// It is left alone until then.
+    until: Instant,
+    /// The log says so.
+    told: bool,
+}
+
 /// What a subscription shares with others.
 struct Known {
     consumer: Arc<str>,
     endpoint: Arc<str>,
+    /// Its deliveries can be signed here.
+    has_key: bool,
 }
 
 impl Memory {
@@ -118,8 +131,21 @@ impl Memory {
     /// Has every subscription looked at anew.
     fn look_everywhere(&mut self, now: Instant) {
         self.agenda.open_all();
-        self.unsigned.clear();
         self.poll_at = now;
+    }
+
+    /// Leaves subscriptions to others that have the keys of their secrets, and looks anew at those whose secrets may have been
+    /// changed.
+    fn note_keys(&mut self, now: Instant) {
+        let missing = |id: &SubscriptionId| self.known.get(id).is_some_and(|known| !known.has_key);
+        self.unsigned.retain(|id, _| missing(id));
+        for (id, _) in self.known.iter().filter(|(_, known)| !known.has_key) {
+            if !self.unsigned.contains_key(id) {
+                let until = now + UNSIGNED_FIRST_AFTER;
+                self.unsigned.insert(id.clone(), Unsigned { until, told: false });
+                self.agenda.want_at(until, id.clone());
+            }
+        }
     }
 
     /// Starts the search for due work over, from the beginning of every queue.
@@ -228,6 +254,7 @@ impl Dispatcher {
                     let known = Known {
                         consumer: Arc::clone(&subscriber.consumer),
                         endpoint: Arc::clone(&subscriber.endpoint),
+                        has_key: self.store.has_key_of(subscriber),
                     };
                     (subscriber.id.clone(), known)
                 })
@@ -235,6 +262,7 @@ impl Dispatcher {
             let endpoints: HashSet<&str> = memory.known.values().map(|known| &*known.endpoint).collect();
             self.shares
                 .endpoints(|all| all.keep(|endpoint| endpoints.contains(endpoint)));
+            memory.note_keys(now);
             // No change of a subscription makes an older row runnable, so the frontiers stay: changes may come often, and
             // a search from the beginning is long while somebody holds a snapshot.
             memory.frontiers.keep(|id| memory.known.contains_key(id));
@@ -443,7 +471,7 @@ impl Dispatcher {
         let chosen = memory.agenda.choose(most, |id, full| match known.get(id) {
             None => Turn::Drop,
             Some(_) if full && self.shares.runs(id) => Turn::Drop,
-            Some(_) if unsigned.get(id).is_some_and(|until| *until > now) => Turn::Drop,
+            Some(_) if unsigned.get(id).is_some_and(|unsigned| unsigned.until > now) => Turn::Drop,
             Some(known) if self.shares.consumer_room(&known.consumer) == 0 => Turn::Wait,
             Some(known) if !self.shares.endpoints(|all| choice.take(all, &known.endpoint)) => Turn::Wait,
             Some(_) => Turn::Take,
@@ -483,8 +511,9 @@ impl Dispatcher {
         for claimed in &pass.claimed {
             if let Err(unopened) = &claimed.secrets {
                 let (id, until) = (&claimed.subscription_id, Instant::now() + UNSIGNED_AGAIN_AFTER);
-                if memory.unsigned.insert(id.clone(), until).is_none() {
-                    tracing::error!(subscription_id = %id, "nothing is sent to {id}: {unopened}");
+                let former = memory.unsigned.insert(id.clone(), Unsigned { until, told: true });
+                if former.is_none_or(|former| !former.told) {
+                    tracing::error!(subscription_id = %id, "nothing is sent to {id} from here: {unopened}");
                 }
                 memory.agenda.want_at(until, id.clone());
             }
@@ -605,7 +634,7 @@ impl Attempt {
         } else if let Err(unopened) = &self.claimed.secrets {
             Outcome::Held {
                 error: unopened.to_string(),
-                wait_ms: i64::try_from(UNSIGNED_AGAIN_AFTER.as_millis()).unwrap_or(i64::MAX),
+                wait_ms: 0,
             }
         } else if let (Some(event), Ok(secrets)) = (&self.claimed.event, &self.claimed.secrets) {
             let sending = self.sender.send(&self.claimed, secrets, event, &self.interrupt);
