@@ -52,6 +52,13 @@ const POOLED: [(&str, Work); 4] = [
     }),
 ];
 
+async fn nothing_open(database: &Database, of: &str, deadline: Duration) {
+    eventually(&format!("nothing of {of} is open"), deadline, async || {
+        number(database.pool(), &format!("SELECT count(*) {OPEN}")).await == 0
+    })
+    .await;
+}
+
 async fn give_up(pooled: bool, work: &[(&str, Work)]) {
     let database = Database::create().await;
     let proxy = Proxy::start(&database.server()).await;
@@ -63,23 +70,21 @@ async fn give_up(pooled: bool, work: &[(&str, Work)]) {
     for (what, work) in work {
         // So many at once that a connection waits for the one that is given up.
         join_all((0..4).map(|_| work(Arc::clone(&store)))).await;
+        nothing_open(&database, "what went before", SOON).await;
         proxy.hold_answers();
         let caller = tokio::spawn(work(Arc::clone(&store)));
-        eventually("it is open, and nobody knows", SOON, async || {
-            number(database.pool(), &format!("SELECT count(*) {OPEN}")).await == 1
+        let session = eventually("it is open, and nobody knows", SOON, async || {
+            let session = number(database.pool(), &format!("SELECT coalesce(max(pid), 0)::bigint {OPEN}")).await;
+            (session > 0).then_some(session)
         })
         .await;
-        let session = number(database.pool(), &format!("SELECT pid::bigint {OPEN}")).await;
         caller.abort();
         assert!(
             caller.await.is_err_and(|error| error.is_cancelled()),
             "{what} was still waiting"
         );
         proxy.restore();
-        eventually(&format!("nothing of {what} is open"), FREE_AGAIN, async || {
-            number(database.pool(), &format!("SELECT count(*) {OPEN}")).await == 0
-        })
-        .await;
+        nothing_open(&database, what, FREE_AGAIN).await;
         let lives = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {session}");
         assert_eq!(number(database.pool(), &lives).await, 1, "{what} cost its connection");
     }
