@@ -39,8 +39,9 @@ impl Vitals for AppVitals {
     }
 }
 
-/// The checks of readiness, in the order in which they are listed. `delivery_worker` is listed only where one
-/// runs, `indexes` where this release brings some that are built after the start.
+/// The checks of readiness, in the order in which they are listed. `delivery_worker` is listed only where one runs,
+/// `signing_secrets` where one runs that cannot open all of them, and `indexes` where this release brings some that are
+/// built after the start.
 pub(crate) fn checks(
     store: &SharedStore,
     keys: &Keys,
@@ -84,6 +85,26 @@ pub(crate) fn checks(
                     Verdict::Ok(None)
                 } else {
                     Verdict::failed("the worker is not running")
+                }
+            }
+        }));
+    }
+    if worker.read().enabled {
+        let store = Arc::clone(store);
+        checks.push(ReadyCheck::new("signing_secrets", false, move || {
+            let view = store.view();
+            let all = view.subscribers();
+            let closed = all.iter().filter(|one| !store.has_key_of(one)).count();
+            async move {
+                match closed {
+                    0 => Verdict::Unlisted,
+                    _ => Verdict::Failed {
+                        error: format!(
+                            "EVENTS_SECRET_KEY lacks the keys of the signing secrets of {closed} subscriptions: this \
+                             process leaves their deliveries to others"
+                        ),
+                        detail: Some(json!({ "subscriptions": closed })),
+                    },
                 }
             }
         }));

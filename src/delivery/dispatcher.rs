@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -28,6 +28,7 @@ use super::outcome::{Ended, judge};
 use super::sender::Sender;
 use super::settler::{self, Finished};
 use super::shares::{Shares, Slot};
+use super::unheard::Doubts;
 use super::vitals::Vitals;
 use super::wake::{Recorded, Wake};
 
@@ -39,13 +40,20 @@ const RESULTS_MAX: usize = 256;
 const SKIPPED_AGAIN_AFTER: Duration = Duration::from_millis(5);
 /// How often everything is searched from the beginning.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+/// How often frontiers are moved.
+const FRONTIER_INTERVAL: Duration = Duration::from_secs(1);
 /// Subscriptions asked about in one statement of a poll.
 const POLL_CHUNK: usize = 500;
 /// Subscriptions that one claim considers: enough of them that the most urgent of many win, few enough that locking
 /// them costs little.
 const CANDIDATES: std::ops::RangeInclusive<usize> = 64..=500;
-/// How soon a delivery that nothing could sign is looked at again, and its subscription with it.
+/// How soon a subscription whose deliveries nothing here could sign is looked at again, so that the record says why they
+/// wait. The deliveries themselves are due all the time: another process may have the key.
 const UNSIGNED_AGAIN_AFTER: Duration = Duration::from_secs(30);
+/// How long one that has the key is given to deliver them, before the first look.
+const UNSIGNED_FIRST_AFTER: Duration = Duration::from_secs(5);
+/// How long a stop waits for what was claimed unheard to be given back.
+const LAST_LOOK: Duration = Duration::from_secs(1);
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
@@ -76,21 +84,32 @@ struct Memory {
     /// Enabled subscriptions, as of `version`.
     known: HashMap<SubscriptionId, Known>,
     version: i64,
-    /// Subscriptions whose deliveries nothing can sign, until when they are left alone.
-    unsigned: HashMap<SubscriptionId, Instant>,
+    /// Subscriptions whose deliveries nothing here can sign.
+    unsigned: HashMap<SubscriptionId, Unsigned>,
     /// What a poll has not asked about yet.
     unpolled: VecDeque<SubscriptionId>,
     poll_at: Instant,
     sweep_at: Instant,
+    frontiers_at: Instant,
     /// No look before it: the store failed.
     pause_until: Instant,
     backoff: Backoff,
+}
+
+/// A subscription whose deliveries nothing here can sign.
+struct Unsigned {
+    /// It is left alone until then.
+    until: Instant,
+    /// The log says so.
+    told: bool,
 }
 
 /// What a subscription shares with others.
 struct Known {
     consumer: Arc<str>,
     endpoint: Arc<str>,
+    /// Its deliveries can be signed here.
+    has_key: bool,
 }
 
 impl Memory {
@@ -104,6 +123,7 @@ impl Memory {
             unpolled: VecDeque::new(),
             poll_at: now,
             sweep_at: now + SWEEP_INTERVAL,
+            frontiers_at: now,
             pause_until: now,
             backoff: Backoff::new(BACKOFF_FIRST, BACKOFF_MAX),
         }
@@ -112,8 +132,21 @@ impl Memory {
     /// Has every subscription looked at anew.
     fn look_everywhere(&mut self, now: Instant) {
         self.agenda.open_all();
-        self.unsigned.clear();
         self.poll_at = now;
+    }
+
+    /// Leaves subscriptions to others that have the keys of their secrets, and looks anew at those whose secrets may have been
+    /// changed.
+    fn note_keys(&mut self, now: Instant) {
+        let missing = |id: &SubscriptionId| self.known.get(id).is_some_and(|known| !known.has_key);
+        self.unsigned.retain(|id, _| missing(id));
+        for (id, _) in self.known.iter().filter(|(_, known)| !known.has_key) {
+            if !self.unsigned.contains_key(id) {
+                let until = now + UNSIGNED_FIRST_AFTER;
+                self.unsigned.insert(id.clone(), Unsigned { until, told: false });
+                self.agenda.want_at(until, id.clone());
+            }
+        }
     }
 
     /// Starts the search for due work over, from the beginning of every queue.
@@ -124,7 +157,7 @@ impl Memory {
     }
 
     /// Takes in what was recorded.
-    fn learn(&mut self, recorded: Vec<Recorded>) {
+    fn learn(&mut self, recorded: impl IntoIterator<Item = Recorded>) {
         for recorded in recorded {
             self.frontiers.widen(&recorded.subscription_id);
             self.agenda.set_open(&recorded.subscription_id);
@@ -145,8 +178,8 @@ impl Memory {
 
 impl Dispatcher {
     /// Looks for work, starts attempts and records their results until the stop or the end of this owner's life. Results
-    /// that come later are left in the channel.
-    pub(super) async fn run(&self, results: &mut mpsc::Receiver<Finished>) {
+    /// that come later are left in the channel. `doubts` outlive this owner.
+    pub(super) async fn run(&self, results: &mut mpsc::Receiver<Finished>, doubts: &mut Doubts) {
         let mut memory = Memory::new(Instant::now());
         let mut finished = Vec::new();
         while !self.stop.is_cancelled() && !self.life.lost.is_cancelled() {
@@ -168,11 +201,16 @@ impl Dispatcher {
                 if self.shares.room() > 0 {
                     self.poll(&mut memory, now).await;
                 }
-                if self.take_turn(&mut memory, &mut finished).await || !memory.unpolled.is_empty() {
+                self.move_frontiers(&mut memory, now).await;
+                self.give_back_unheard(&mut memory, doubts).await;
+                if self.take_turn(&mut memory, &mut finished, doubts).await || !memory.unpolled.is_empty() {
                     continue;
                 }
             }
             let next = self.next_look(&memory);
+            let next = doubts
+                .next_look()
+                .map_or(next, |look| look.max(memory.pause_until).min(next));
             tokio::select! {
                 _count = results.recv_many(&mut finished, RESULTS_MAX) => {}
                 () = self.wake.rung() => {}
@@ -182,6 +220,8 @@ impl Dispatcher {
             }
         }
         self.keep(&mut finished).await;
+        doubts.look_now(Instant::now());
+        let _ = timeout(LAST_LOOK, self.give_back_unheard(&mut memory, doubts)).await;
     }
 
     /// Leaves results to whoever tries until they are recorded.
@@ -206,6 +246,7 @@ impl Dispatcher {
                     let known = Known {
                         consumer: Arc::clone(&subscriber.consumer),
                         endpoint: Arc::clone(&subscriber.endpoint),
+                        has_key: self.store.has_key_of(subscriber),
                     };
                     (subscriber.id.clone(), known)
                 })
@@ -213,6 +254,7 @@ impl Dispatcher {
             let endpoints: HashSet<&str> = memory.known.values().map(|known| &*known.endpoint).collect();
             self.shares
                 .endpoints(|all| all.keep(|endpoint| endpoints.contains(endpoint)));
+            memory.note_keys(now);
             // No change of a subscription makes an older row runnable, so the frontiers stay: changes may come often, and
             // a search from the beginning is long while somebody holds a snapshot.
             memory.frontiers.keep(|id| memory.known.contains_key(id));
@@ -288,9 +330,62 @@ impl Dispatcher {
         }
     }
 
+    /// Has a plain read look where claims have found nothing any more, and moves the frontiers up to what it sees.
+    async fn move_frontiers(&self, memory: &mut Memory, now: Instant) {
+        if now < memory.frontiers_at {
+            return;
+        }
+        memory.frontiers_at = now + FRONTIER_INTERVAL;
+        let stretches = memory.frontiers.take_unread(POLL_CHUNK);
+        if stretches.is_empty() {
+            return;
+        }
+        match self.while_alive(self.store.overlooked(&stretches)).await {
+            Some(Ok(firsts)) => {
+                for (stretch, first_ms) in stretches.iter().zip(firsts) {
+                    memory.frontiers.read(stretch, first_ms);
+                }
+            }
+            Some(Err(error)) => memory.failed("looking for overlooked deliveries", &error),
+            None => {}
+        }
+    }
+
+    /// Gives back, unsent and uncounted, what the store holds for an owner whose answer was lost. It stands between two
+    /// claims of this process, so nothing that it does not know of is about to be answered.
+    async fn give_back_unheard(&self, memory: &mut Memory, doubts: &mut Doubts) {
+        let now = Instant::now();
+        for doubt in doubts.due(now) {
+            let given_back = async {
+                let unheard = self.store.unheard(&doubt.owner, &doubt.known.all()).await?;
+                if !unheard.is_empty() {
+                    self.store.settle_briefly(&doubt.owner, &unheard).await?;
+                }
+                Ok(unheard)
+            };
+            match self.while_alive(given_back).await {
+                Some(Ok(unheard)) => {
+                    doubts.looked(&doubt.owner, now);
+                    if !unheard.is_empty() {
+                        let count = unheard.len();
+                        tracing::info!("{count} claims whose answer was lost are given back unsent");
+                    }
+                    memory.learn(unheard.into_iter().map(|one| Recorded {
+                        subscription_id: one.subscription_id,
+                        due_at: None,
+                    }));
+                }
+                Some(Err(error)) => {
+                    tracing::debug!(error = %error, "what was claimed unheard is looked for again: {error}")
+                }
+                None => return,
+            }
+        }
+    }
+
     /// Records what has ended and claims for those that wait, together. Answers whether there was anything to do, so that
     /// another turn may follow at once.
-    async fn take_turn(&self, memory: &mut Memory, finished: &mut Vec<Finished>) -> bool {
+    async fn take_turn(&self, memory: &mut Memory, finished: &mut Vec<Finished>, doubts: &mut Doubts) -> bool {
         let mut finished = std::mem::take(finished);
         for one in &mut finished {
             one.slot.vacate();
@@ -312,6 +407,7 @@ impl Dispatcher {
         let settlements: Vec<Settlement> = finished.iter().map(|finished| finished.settlement.clone()).collect();
         let asked = self.store.settle_and_claim(&settlements, &claim, &candidates);
         let Some(asked) = self.while_alive(asked).await else {
+            doubts.raise(self.life.owner(), &self.life.known, Instant::now());
             self.keep(&mut finished).await;
             return false;
         };
@@ -336,7 +432,6 @@ impl Dispatcher {
                 }
                 true
             }
-            // Whether it was committed is unknown after an error. If it was, the leases end by themselves.
             undone => {
                 for candidate in candidates {
                     memory.agenda.want(candidate.id);
@@ -344,6 +439,8 @@ impl Dispatcher {
                 self.keep(&mut finished).await;
                 match undone {
                     Err(error) if !error.is_lock_wait() => {
+                        // Whether it was committed, or will be, is unknown.
+                        doubts.raise(self.life.owner(), &self.life.known, Instant::now());
                         memory.frontiers.forget_claims();
                         memory.failed("claiming and recording deliveries", &error);
                         false
@@ -366,7 +463,7 @@ impl Dispatcher {
         let chosen = memory.agenda.choose(most, |id, full| match known.get(id) {
             None => Turn::Drop,
             Some(_) if full && self.shares.runs(id) => Turn::Drop,
-            Some(_) if unsigned.get(id).is_some_and(|until| *until > now) => Turn::Drop,
+            Some(_) if unsigned.get(id).is_some_and(|unsigned| unsigned.until > now) => Turn::Drop,
             Some(known) if self.shares.consumer_room(&known.consumer) == 0 => Turn::Wait,
             Some(known) if !self.shares.endpoints(|all| choice.take(all, &known.endpoint)) => Turn::Wait,
             Some(_) => Turn::Take,
@@ -406,8 +503,9 @@ impl Dispatcher {
         for claimed in &pass.claimed {
             if let Err(unopened) = &claimed.secrets {
                 let (id, until) = (&claimed.subscription_id, Instant::now() + UNSIGNED_AGAIN_AFTER);
-                if memory.unsigned.insert(id.clone(), until).is_none() {
-                    tracing::error!(subscription_id = %id, "nothing is sent to {id}: {unopened}");
+                let former = memory.unsigned.insert(id.clone(), Unsigned { until, told: true });
+                if former.is_none_or(|former| !former.told) {
+                    tracing::error!(subscription_id = %id, "nothing is sent to {id} from here: {unopened}");
                 }
                 memory.agenda.want_at(until, id.clone());
             }
@@ -465,6 +563,7 @@ impl Dispatcher {
     /// Starts an attempt for each claim.
     fn start(&self, pass: Pass, lease_ends_at: Instant) {
         for claimed in pass.claimed {
+            self.life.known.add(claimed.claim_id);
             let attempt = Attempt {
                 slot: self
                     .shares
@@ -527,7 +626,7 @@ impl Attempt {
         } else if let Err(unopened) = &self.claimed.secrets {
             Outcome::Held {
                 error: unopened.to_string(),
-                wait_ms: i64::try_from(UNSIGNED_AGAIN_AFTER.as_millis()).unwrap_or(i64::MAX),
+                wait_ms: 0,
             }
         } else if let (Some(event), Ok(secrets)) = (&self.claimed.event, &self.claimed.secrets) {
             let sending = self.sender.send(&self.claimed, secrets, event, &self.interrupt);
@@ -555,6 +654,7 @@ impl Attempt {
         let waited = Duration::from_millis(u64::try_from(self.waited_ms).unwrap_or(0));
         let finished = Finished {
             owner: Arc::clone(self.life.owner()),
+            known: Arc::clone(&self.life.known),
             latency: waited + started.elapsed(),
             priority: self.claimed.priority,
             lease_ends_at: self.lease_ends_at,

@@ -3,15 +3,19 @@
 //! Without it every claim would walk over the dead versions of all rows finished while somebody holds a snapshot. What
 //! a frontier hides by mistake is found by the next sweep, which forgets all of them.
 //!
+//! A claim does not see rows that somebody holds locked, so claims alone move no frontier: a plain read, from which no lock
+//! hides a row, has the last word.
+//!
 //! Most claims start nearer still, where the one before ended: the dead versions of the last seconds alone are thousands
 //! under load. What that hides is found by the next wide search, a moment later.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::domain::ids::SubscriptionId;
+use crate::store::Stretch;
 
 /// How far a frontier stays behind, in milliseconds: a publish commits seconds after it chose a row's due time.
 const MARGIN_MS: i64 = 10_000;
@@ -46,18 +50,25 @@ pub(super) enum Found {
 #[derive(Default, Clone, Copy)]
 struct Frontier {
     in_force_ms: i64,
+    /// Where two claims have found nothing before, and a plain read has not looked yet.
+    confirmed_ms: i64,
     proposed: Option<(i64, Instant)>,
 }
 
 impl Frontier {
-    fn propose(&mut self, due_ms: i64, at: Instant) {
+    /// Answers whether there is something new to look for.
+    fn propose(&mut self, due_ms: i64, at: Instant) -> bool {
         match self.proposed {
-            Some((_, since)) if at.duration_since(since) < CONFIRM_AFTER => {}
+            Some((_, since)) if at.duration_since(since) < CONFIRM_AFTER => false,
             Some((former_ms, _)) => {
-                self.in_force_ms = self.in_force_ms.max(former_ms.min(due_ms));
+                self.confirmed_ms = self.confirmed_ms.max(former_ms.min(due_ms));
                 self.proposed = Some((due_ms, at));
+                self.confirmed_ms > self.in_force_ms
             }
-            None => self.proposed = Some((due_ms, at)),
+            None => {
+                self.proposed = Some((due_ms, at));
+                false
+            }
         }
     }
 }
@@ -81,6 +92,8 @@ pub(super) struct Frontiers {
     /// Where the count of each subscription's claims in flight starts. Claims only grow, so this is as good as a count from
     /// the beginning, and a sweep does not forget it.
     claims_from: HashMap<SubscriptionId, i64>,
+    /// Subscriptions with a frontier that waits for a plain read.
+    unread: HashSet<SubscriptionId>,
     newest_now_ms: i64,
 }
 
@@ -137,11 +150,45 @@ impl Frontiers {
     pub(super) fn keep(&mut self, is_kept: impl Fn(&SubscriptionId) -> bool) {
         self.of.retain(|id, _| is_kept(id));
         self.claims_from.retain(|id, _| is_kept(id));
+        self.unread.retain(|id| is_kept(id));
     }
 
     /// Forgets all frontiers: the next claims search from the beginning.
     pub(super) fn sweep(&mut self) {
         self.of = HashMap::new();
+        self.unread = HashSet::new();
+    }
+
+    /// Up to `most` subscriptions' stretches in which nothing runnable may be left, for [`Self::read`] to be told.
+    pub(super) fn take_unread(&mut self, most: usize) -> Vec<Stretch> {
+        let ids: Vec<SubscriptionId> = self.unread.iter().take(most).cloned().collect();
+        let mut stretches = Vec::new();
+        for id in ids {
+            self.unread.remove(&id);
+            let Some(search) = self.of.get(&id) else { continue };
+            for (priority, frontier) in (0..).zip(&search.frontiers) {
+                if frontier.confirmed_ms > frontier.in_force_ms {
+                    stretches.push(Stretch {
+                        id: id.clone(),
+                        priority,
+                        from_ms: frontier.in_force_ms,
+                        until_ms: frontier.confirmed_ms,
+                    });
+                }
+            }
+        }
+        stretches
+    }
+
+    /// Notes where in a stretch a plain read has found the first runnable row, if any.
+    pub(super) fn read(&mut self, stretch: &Stretch, first_ms: Option<i64>) {
+        let search = self.of.get_mut(&stretch.id);
+        let frontier = search.and_then(|search| search.frontiers.get_mut(usize::try_from(stretch.priority).ok()?));
+        // A sweep or a clock that went back has forgotten it meanwhile.
+        if let Some(frontier) = frontier.filter(|frontier| frontier.confirmed_ms >= stretch.until_ms) {
+            let clear_ms = first_ms.unwrap_or(stretch.until_ms);
+            frontier.in_force_ms = frontier.in_force_ms.max(clear_ms.min(stretch.until_ms));
+        }
     }
 
     /// Notes what the claim found that began last, at `now_ms` of the database clock.
@@ -157,6 +204,7 @@ impl Frontiers {
         }
         let search = self.of.entry(id.clone()).or_default();
         let each = search.frontiers.iter_mut().zip(&mut search.near_ms);
+        let mut is_new = false;
         for (priority, (frontier, near_ms)) in each.enumerate() {
             let end_ms = match found {
                 Found::UpTo { priority: last, due_ms } if priority == last => due_ms,
@@ -165,8 +213,11 @@ impl Frontiers {
             };
             *near_ms = end_ms - NEAR_MARGIN_MS;
             if search.wide {
-                frontier.propose(end_ms - MARGIN_MS, at);
+                is_new |= frontier.propose(end_ms - MARGIN_MS, at);
             }
+        }
+        if is_new {
+            self.unread.insert(id.clone());
         }
     }
 }
@@ -178,11 +229,31 @@ mod tests {
     use super::*;
 
     impl Frontiers {
-        /// Notes what a wide search found.
+        /// Notes what a wide search found, behind which a plain read finds nothing.
         fn found(&mut self, id: &SubscriptionId, found: Found, now_ms: i64, at: Instant) {
+            self.found_beside(&[], id, found, now_ms, at);
+        }
+
+        /// Notes what a wide search found, behind which a plain read finds what is left.
+        fn found_beside(
+            &mut self,
+            left: &[(usize, i64, u64)],
+            id: &SubscriptionId,
+            found: Found,
+            now_ms: i64,
+            at: Instant,
+        ) {
             self.widen(id);
             self.begin(id, at);
             self.note(id, found, now_ms, at);
+            for stretch in self.take_unread(10) {
+                let in_it = |&&(priority, due_ms, _): &&(usize, i64, u64)| {
+                    priority == usize::try_from(stretch.priority).expect("small")
+                        && (stretch.from_ms..stretch.until_ms).contains(&due_ms)
+                };
+                let first = left.iter().filter(in_it).map(|&(_, due_ms, _)| due_ms).min();
+                self.read(&stretch, first);
+            }
         }
     }
 
@@ -293,7 +364,7 @@ mod tests {
     }
 
     proptest! {
-        /// A row that two claims a second apart could have seen is never hidden. Rows are locked for less than that.
+        /// No row is ever hidden, however long somebody holds it locked.
         #[test]
         fn nothing_runnable_is_hidden(steps in prop::collection::vec(step(), 1..120)) {
             let (id, zero) = (SubscriptionId::generate(), Instant::now());
@@ -310,7 +381,7 @@ mod tests {
                         rows.sort_unstable();
                         for (index, row) in rows.iter_mut().enumerate() {
                             if locked >> (index % 8) & 1 == 1 && row.2 == 0 {
-                                row.2 = elapsed + 900;
+                                row.2 = elapsed + 30_000;
                             }
                         }
                         let mut taken: Vec<(usize, i64)> = Vec::new();
@@ -325,7 +396,7 @@ mod tests {
                             Some(&(priority, due_ms)) if taken.len() == bound => Found::UpTo { priority, due_ms },
                             _ => Found::AllOfIt,
                         };
-                        frontiers.found(&id, found, now_ms, after(zero, elapsed));
+                        frontiers.found_beside(&rows, &id, found, now_ms, after(zero, elapsed));
                         let start = frontiers.start(&id);
                         for &(priority, due_ms, _) in &rows {
                             prop_assert!(due_ms >= start[priority], "{due_ms} is hidden by {start:?}");

@@ -7,6 +7,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::unheard::Known;
+
 /// Without a renewal for so long the owner gives up, a second before others may take its work.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(3);
 /// An owner judges others only once it has lived for so long: after an outage everybody looks dead until they renew.
@@ -15,6 +17,8 @@ const JUDGE_AFTER: Duration = Duration::from_secs(4);
 /// The name under which claims are made, and whether it still holds.
 pub(super) struct Life {
     owner: Arc<str>,
+    /// The claims made under it that this process has heard of.
+    pub(super) known: Arc<Known>,
     /// Cancelled when the owner must be taken for dead.
     pub(super) lost: CancellationToken,
     renewals: watch::Sender<Option<Renewals>>,
@@ -30,6 +34,7 @@ impl Life {
     pub(super) fn new(owner: String) -> Arc<Self> {
         Arc::new(Self {
             owner: owner.into(),
+            known: Arc::default(),
             lost: CancellationToken::new(),
             renewals: watch::Sender::new(None),
         })

@@ -11,6 +11,7 @@ mod outcome;
 mod sender;
 mod settler;
 mod shares;
+mod unheard;
 mod vitals;
 mod wake;
 mod worker;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use time::PrimitiveDateTime;
 use time::format_description::StaticFormatDescription;
 use time::macros::format_description;
+use time::{OffsetDateTime, PrimitiveDateTime};
 
 use crate::domain::retry::{Next, Schedule};
 use crate::domain::time::Millis;
@@ -13,6 +13,12 @@ use crate::store::Outcome;
 /// The one form of HTTP dates that may be sent today.
 const HTTP_DATE: StaticFormatDescription =
     format_description!("[weekday repr:short], [day] [month repr:short] [year] [hour]:[minute]:[second] GMT");
+/// A form that is still to be read (RFC 9110, 5.6.7), as is [`OLDER_DATE`]: that of `asctime`.
+const C_DATE: StaticFormatDescription =
+    format_description!("[weekday repr:short] [month repr:short] [day padding:space] [hour]:[minute]:[second] [year]");
+/// That of RFC 850, with the century that is not told.
+const OLDER_DATE: StaticFormatDescription =
+    format_description!("[weekday], [day]-[month repr:short]-[year] [hour]:[minute]:[second] GMT");
 
 /// How an attempt ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,9 +74,25 @@ pub(super) fn retry_after(value: &str, now: Millis) -> Option<Duration> {
         // More digits than fit mean "very long"; whoever uses the wish bounds it.
         return Some(Duration::from_secs(value.parse::<u32>().unwrap_or(u32::MAX).into()));
     }
-    let date = PrimitiveDateTime::parse(value, HTTP_DATE).ok()?.assume_utc();
+    let date = PrimitiveDateTime::parse(value, HTTP_DATE)
+        .or_else(|_| PrimitiveDateTime::parse(value, C_DATE))
+        .ok()
+        .or_else(|| older_date(value, now))?
+        .assume_utc();
     let wait_ms = date.unix_timestamp().checked_mul(1000)?.saturating_sub(now.0);
     Some(Duration::from_millis(u64::try_from(wait_ms).unwrap_or(0)))
+}
+
+/// A date with a year of two digits: the latest such year that is not more than fifty years ahead.
+fn older_date(value: &str, now: Millis) -> Option<PrimitiveDateTime> {
+    let (day_month, rest) = value.rsplit_once('-')?;
+    let (year, time) = rest.split_once(' ')?;
+    if year.len() != 2 || !year.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let latest = OffsetDateTime::from_unix_timestamp(now.0.div_euclid(1000)).ok()?.year() + 50;
+    let year = latest - (latest - year.parse::<i32>().ok()?).rem_euclid(100);
+    PrimitiveDateTime::parse(&format!("{day_month}-{year} {time}"), OLDER_DATE).ok()
 }
 
 #[cfg(test)]
@@ -161,6 +183,18 @@ mod tests {
         assert_eq!(retry_after("99999999999999999999", now), secs(u32::MAX.into()));
         assert_eq!(retry_after("Sun, 06 Nov 1994 08:50:37 GMT", now), secs(60));
         assert_eq!(retry_after("Sun, 06 Nov 1994 08:49:00 GMT", now), secs(0), "past");
+        assert_eq!(retry_after("Sunday, 06-Nov-94 08:50:37 GMT", now), secs(60));
+        assert_eq!(retry_after("Sun Nov  6 08:50:37 1994", now), secs(60));
+        assert_eq!(retry_after("Tuesday, 16-Nov-94 08:49:37 GMT", now), secs(864_000));
+        assert_eq!(
+            retry_after("Friday, 06-Nov-70 08:49:37 GMT", now),
+            secs(0),
+            "1970, not 2070"
+        );
+        assert!(
+            retry_after("Thursday, 06-Nov-25 08:49:37 GMT", now) > secs(900_000_000),
+            "2025"
+        );
         for nothing in [
             "",
             "-1",
@@ -169,6 +203,9 @@ mod tests {
             "+5",
             "Sun, 99 Nov 1994 08:49:37 GMT",
             "06 Nov 1994",
+            "Sunday, 06-Nov-1994 08:50:37 GMT",
+            "Sunday, 06-Nov-+4 08:50:37 GMT",
+            "Sun Nov 6 08:50:37",
         ] {
             assert_eq!(retry_after(nothing, now), None, "{nothing:?}");
         }

@@ -12,6 +12,7 @@ use crate::store::{Outcome, Settlement, SharedStore, StoreError, answered};
 use crate::telemetry::{self, AttemptOutcome, PriorityLabel};
 
 use super::shares::Slot;
+use super::unheard::Known;
 use super::wake::{Recorded, Wake};
 
 /// Results recorded in one transaction.
@@ -25,6 +26,8 @@ const BACKOFF_MAX: Duration = Duration::from_millis(500);
 pub(super) struct Finished {
     /// Who holds the claim.
     pub(super) owner: Arc<str>,
+    /// What its owner knows of; the claim is part of it until it has ended.
+    pub(super) known: Arc<Known>,
     /// What to record.
     pub(super) settlement: Settlement,
     /// From the receipt of the event to the end of the attempt.
@@ -129,12 +132,14 @@ pub(super) fn recorded(results: impl IntoIterator<Item = Finished>, lost: &HashS
     let mut open = Vec::new();
     for finished in results {
         let Finished {
+            known,
             settlement,
             latency,
             priority,
             slot,
             ..
         } = finished;
+        known.ended(settlement.claim_id);
         let mut due_at = None;
         if lost.contains(&settlement.claim_id) {
             telemetry::late_result();

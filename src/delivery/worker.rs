@@ -19,6 +19,7 @@ use super::life::Life;
 use super::sender::Sender;
 use super::settler::{self, Finished};
 use super::shares::Shares;
+use super::unheard::Doubts;
 use super::vitals::Vitals;
 use super::wake::{Recorded, Wake};
 
@@ -76,6 +77,7 @@ impl Worker {
             self.wake.clone(),
         )));
         let host = host_name();
+        let mut doubts = Doubts::default();
         while !stop.is_cancelled() {
             let life = Life::new(format!(
                 "{host}:{}:{}",
@@ -84,7 +86,9 @@ impl Worker {
             ));
             // However this life ends, its attempts end with it.
             let end = life.lost.clone().drop_guard();
-            let lived = AssertUnwindSafe(self.live(&life, &kept, stop)).catch_unwind().await;
+            let lived = AssertUnwindSafe(self.live(&life, &kept, &mut doubts, stop))
+                .catch_unwind()
+                .await;
             self.vitals.set_running(false);
             drop(end);
             if lived.is_err() {
@@ -97,7 +101,13 @@ impl Worker {
     }
 
     /// One owner's life, to the stop or to the moment when it can no longer prove that it lives.
-    async fn live(&self, life: &Arc<Life>, kept: &mpsc::Sender<Finished>, stop: &CancellationToken) {
+    async fn live(
+        &self,
+        life: &Arc<Life>,
+        kept: &mpsc::Sender<Finished>,
+        doubts: &mut Doubts,
+        stop: &CancellationToken,
+    ) {
         let ended = CancellationToken::new();
         let (versions, seen) = watch::channel(0);
         let beat = AbortOnDropHandle::new(tokio::spawn(beat(
@@ -111,7 +121,7 @@ impl Worker {
         let _follow = AbortOnDropHandle::new(tokio::spawn(follow(Arc::clone(&self.store), seen, self.wake.clone())));
 
         tokio::select! {
-            () = life.begin() => self.work(life, kept, stop).await,
+            () = life.begin() => self.work(life, kept, doubts, stop).await,
             () = stop.cancelled() => {}
         }
         if !life.lost.is_cancelled() {
@@ -120,7 +130,13 @@ impl Worker {
         }
     }
 
-    async fn work(&self, life: &Arc<Life>, kept: &mpsc::Sender<Finished>, stop: &CancellationToken) {
+    async fn work(
+        &self,
+        life: &Arc<Life>,
+        kept: &mpsc::Sender<Finished>,
+        doubts: &mut Doubts,
+        stop: &CancellationToken,
+    ) {
         tracing::info!(owner = %life.owner(), "the delivery worker {} begins", life.owner());
         self.vitals.set_running(true);
         let recover = AbortOnDropHandle::new(tokio::spawn(recover(
@@ -145,7 +161,7 @@ impl Worker {
             interrupt: interrupt.clone(),
             stop: stop.clone(),
         };
-        dispatcher.run(&mut results).await;
+        dispatcher.run(&mut results, doubts).await;
         drop(dispatcher);
         let passing = tokio::spawn(pass_on(results, kept.clone()));
         self.vitals.set_running(false);

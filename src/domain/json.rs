@@ -197,37 +197,64 @@ pub(crate) fn string(value: &RawValue) -> Result<String, StringFault> {
     }
 }
 
+/// A number without loss: its digits, the first and the last of them not 0, times ten to the `exponent`. Equal numbers
+/// are equal here however they were spelled; zero has no digits.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Decimal {
+    /// Below zero.
+    pub(crate) negative: bool,
+    /// The digits that count.
+    pub(crate) digits: String,
+    /// How many zeros follow the digits; below 0, how many of them stand behind the point.
+    pub(crate) exponent: i64,
+}
+
+impl Decimal {
+    /// The number a well-formed JSON value spells, in whatever form (`3`, `3.0`, `30e-1`); `None` for another kind of
+    /// value, and for an exponent too long for 64 bits, which the digits of no body that fits in memory could balance.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (negative, text) = match text.strip_prefix('-') {
+            Some(rest) => (true, rest),
+            None => (false, text),
+        };
+        if !text.starts_with(|c: char| c.is_ascii_digit()) {
+            return None;
+        }
+        let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let all = [whole, fraction].concat();
+        let significant = all.trim_end_matches('0');
+        let dropped = all.len() - significant.len();
+        let digits = significant.trim_start_matches('0');
+        if digits.is_empty() {
+            return Some(Self::default());
+        }
+        let exponent: i64 = exponent.parse().ok()?;
+        let exponent = exponent
+            .checked_add(i64::try_from(dropped).ok()?)?
+            .checked_sub(i64::try_from(fraction.len()).ok()?)?;
+        Some(Self {
+            negative,
+            digits: digits.to_owned(),
+            exponent,
+        })
+    }
+}
+
 /// The integer a well-formed JSON value spells, in whatever form (`3`, `3.0`, `30e-1`); `None` for another kind of value,
 /// for a fraction, and for more than 2^53 - 1 either way. Exact: no floating point is involved.
 pub(crate) fn integer(value: &RawValue) -> Option<i64> {
-    let text = value.get();
-    let (negative, text) = match text.strip_prefix('-') {
-        Some(rest) => (true, rest),
-        None => (false, text),
-    };
-    if !text.starts_with(|c: char| c.is_ascii_digit()) {
-        return None;
-    }
-    let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
-    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-    let digits = [whole, fraction].concat();
-    let significant = digits.trim_end_matches('0');
-    let dropped = digits.len() - significant.len();
-    let significant = significant.trim_start_matches('0');
-    if significant.is_empty() {
+    let number = Decimal::parse(value.get())?;
+    if number.digits.is_empty() {
         return Some(0);
     }
-    // An exponent too long for 64 bits cannot be balanced by the digits of any body that fits in memory.
-    let exponent: i64 = exponent.parse().ok()?;
-    let shift = exponent
-        .checked_add(i64::try_from(dropped).ok()?)?
-        .checked_sub(i64::try_from(fraction.len()).ok()?)?;
-    let shift = u32::try_from(shift).ok()?;
-    let magnitude = significant
+    let zeros = u32::try_from(number.exponent).ok()?;
+    let magnitude = number
+        .digits
         .parse::<i64>()
         .ok()?
-        .checked_mul(10_i64.checked_pow(shift)?)?;
-    (magnitude <= SAFE_INTEGER_MAX).then_some(if negative { -magnitude } else { magnitude })
+        .checked_mul(10_i64.checked_pow(zeros)?)?;
+    (magnitude <= SAFE_INTEGER_MAX).then_some(if number.negative { -magnitude } else { magnitude })
 }
 
 /// Appends the text as a JSON string, escaping only what must be.

@@ -7,7 +7,7 @@ use hmac::digest::Digest as _;
 use planner::{Class, Intent, PolicyKey};
 
 use super::envelope::{Envelope, FieldError};
-use super::json::{self, Members};
+use super::json::{self, Decimal, Members};
 use super::topic::TopicPattern;
 
 /// Longest ordering key in characters; a longer one ends in its digest there, and so does one with a NUL.
@@ -250,12 +250,25 @@ fn value_at(path: &str, envelope: &Envelope) -> Option<String> {
     }
 }
 
+/// A string or a number as a key. A number is spelled as the shortest one that a double takes for it, as JavaScript does,
+/// so that 3, 3.0 and 30e-1 are one key; where that would be another number, by all of its own digits, so that two numbers
+/// are never one key.
 fn scalar(json: &str) -> Option<String> {
     if json.starts_with('"') {
         return serde_json::from_str(json).ok();
     }
     let number: f64 = json.parse().ok().filter(|number: &f64| number.is_finite())?;
-    Some(number.to_string())
+    let exact = Decimal::parse(json)?;
+    // No key is "-0".
+    let short = (number + 0.0).to_string();
+    if Decimal::parse(&short).as_ref() == Some(&exact) {
+        return Some(short);
+    }
+    let sign = if exact.negative { "-" } else { "" };
+    Some(match exact.exponent {
+        0 => format!("{sign}{}", exact.digits),
+        exponent => format!("{sign}{}e{exponent}", exact.digits),
+    })
 }
 
 /// Members of a policy.
@@ -592,6 +605,34 @@ mod tests {
         assert_ne!(of("a", &format!("{long}1")), of("a", &format!("{long}2")));
         assert_eq!(of("a", &long).chars().count(), KEY_CHARS_MAX);
         assert_eq!(of("", ""), "live.stream.started");
+    }
+
+    #[test]
+    fn equal_numbers_are_one_key_and_different_numbers_never() {
+        let of = |number: &str| key("payload.n", &event(("stream", "A"), &format!(r#"{{"n":{number}}}"#)));
+        for (spellings, key) in [
+            (&["3", "3.0", "30e-1", "0.3E+1"][..], "3"),
+            (&["0", "-0", "0.0", "-0e99"], "0"),
+            (&["-2.5", "-25e-1"], "-2.5"),
+            (&["0.1", "1e-1", "0.10"], "0.1"),
+            (&["9007199254740992", "9007199254740992.0"], "9007199254740992"),
+            (&["9007199254740993", "90071992547409930e-1"], "9007199254740993"),
+            (&["-9007199254740993"], "-9007199254740993"),
+            (
+                &["0.10000000000000001", "10000000000000001e-17"],
+                "10000000000000001e-17",
+            ),
+        ] {
+            for spelling in spellings {
+                assert_eq!(of(spelling), key, "{spelling}");
+            }
+        }
+        let near = ["18446744073709551615", "18446744073709551616", "1e-400", "1e-401", "0"];
+        for (n, one) in near.iter().enumerate() {
+            for other in &near[n + 1..] {
+                assert_ne!(of(one), of(other), "{one} and {other}");
+            }
+        }
     }
 
     #[test]

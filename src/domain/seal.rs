@@ -123,6 +123,11 @@ impl Sealer {
         })
     }
 
+    /// Whether a key with this id is there, as [`sealed_by`] tells it; what was stored as it was given needs none.
+    pub fn has_key(&self, id: Option<&str>) -> bool {
+        id.is_none_or(|id| self.keys.iter().any(|key| key.id == id))
+    }
+
     /// How what is sealed with the newest key begins; `None` where nothing is sealed.
     pub fn newest_prefix(&self) -> Option<String> {
         self.keys.first().map(|key| format!("{SEALED}{}:", key.id))
@@ -132,6 +137,11 @@ impl Sealer {
 /// Whether a given secret could be taken for a sealed one.
 pub fn looks_sealed(secret: &str) -> bool {
     secret.starts_with(SEALED)
+}
+
+/// The id of the key that sealed a stored secret, of which the start is enough; `None` where it was stored as it was given.
+pub fn sealed_by(stored: &str) -> Option<&str> {
+    stored.strip_prefix(SEALED)?.split(':').next()
 }
 
 /// Names a key without telling anything about it.

@@ -3,8 +3,10 @@
 //! A body that does not arrive whole, or not in time, is a client's mistake and answered like one: 400
 //! `events.bad_json`. The connection is closed after it, because the rest of the body may still be on its way.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
@@ -15,17 +17,30 @@ use tokio::sync::Semaphore;
 use tower::{Service, service_fn};
 use tower_http::decompression::RequestDecompression;
 
+use super::arriving::{Budget, Share};
 use crate::domain::json::{self, Members};
 use crate::problem::{ApiError, Detail};
 
 /// Time for the whole body, from the first read.
 pub(super) const BODY_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What the bodies that are arriving may hold in all, in KiB, however many connections there are. A small one is not
-/// counted.
-static ARRIVING: Semaphore = Semaphore::const_new(96 * 1024);
-/// Bytes of a body that are not counted.
-const UNCOUNTED: usize = 16 * 1024;
+/// What the bodies that are arriving may hold in all, however many connections there are.
+static ARRIVING: Arriving = Arriving {
+    large: Semaphore::const_new(96 * 1024),
+    small: Budget::new(32 * 1024 * 1024),
+};
+/// Bytes of a body that are not counted: an ordinary event is smaller, and ten thousand of them fit beside all else.
+const UNCOUNTED: usize = 2 * 1024;
+/// Bytes of a body that is small.
+const SMALL: usize = 16 * 1024;
+
+/// What arriving bodies may hold. Large ones leave small ones alone.
+struct Arriving {
+    /// Each body's bytes behind the first [`SMALL`], in KiB. What does not fit is refused: most of it is still to come.
+    large: Semaphore,
+    /// Its bytes before that, without the first [`UNCOUNTED`]. The slowest of them make room.
+    small: Budget,
+}
 
 /// Characters of a caller's member name that a refusal repeats.
 const NAME_CHARS_SHOWN: usize = 64;
@@ -46,6 +61,8 @@ pub async fn read_json(request: Request<Body>, limit: usize) -> Result<String, A
         if declared > u64::try_from(limit).unwrap_or(u64::MAX) {
             return Err(ApiError::BodyTooLarge { limit });
         }
+        // The head may be large, and the body may take its time.
+        drop(parts);
         let bytes = unpacked(body, encoding, limit, &ARRIVING).await?;
         json::check_document(&bytes).map_err(|fault| ApiError::BadJson(fault.to_string().into()))?;
         Ok(String::from_utf8(bytes).expect("a checked document is UTF-8"))
@@ -96,7 +113,7 @@ async fn non_empty(body: Body) -> Result<Option<Body>, ApiError> {
 }
 
 /// Collects at most `limit` bytes of what `encoding` unpacks to, reading at most `limit` bytes of the body itself.
-async fn unpacked(body: Body, encoding: HeaderValue, limit: usize, arriving: &Semaphore) -> Result<Vec<u8>, ApiError> {
+async fn unpacked(body: Body, encoding: HeaderValue, limit: usize, arriving: &Arriving) -> Result<Vec<u8>, ApiError> {
     let over = Arc::new(AtomicBool::new(false));
     let counted = {
         let over = over.clone();
@@ -121,8 +138,16 @@ async fn unpacked(body: Body, encoding: HeaderValue, limit: usize, arriving: &Se
         .await?;
     let mut unpacked = Body::new(response.into_body()).into_data_stream();
     let mut bytes = Vec::new();
-    let mut counted = arriving.try_acquire_many(0).expect("nothing is always there");
-    while let Some(chunk) = unpacked.next().await {
+    let mut counted = arriving.large.try_acquire_many(0).expect("nothing is always there");
+    let mut share: Option<Share<'_>> = None;
+    loop {
+        let told = poll_fn(|cx| share.as_ref().map_or(Poll::Pending, |share| share.poll_told(cx)));
+        let chunk = tokio::select! {
+            biased;
+            () = told => return Err(ApiError::unavailable("too many bodies are arriving at once")),
+            chunk = unpacked.next() => chunk,
+        };
+        let Some(chunk) = chunk else { break };
         let chunk = chunk.map_err(|_| {
             if over.load(Ordering::Relaxed) {
                 over_limit(limit)
@@ -134,9 +159,12 @@ async fn unpacked(body: Body, encoding: HeaderValue, limit: usize, arriving: &Se
             return Err(over_limit(limit));
         }
         bytes.extend_from_slice(&chunk);
-        let all = bytes.len().saturating_sub(UNCOUNTED).div_ceil(1024);
+        if let Some(small @ 1..) = bytes.capacity().min(SMALL).checked_sub(UNCOUNTED) {
+            share.get_or_insert_with(|| arriving.small.share()).hold(small);
+        }
+        let all = bytes.len().saturating_sub(SMALL).div_ceil(1024);
         let more = u32::try_from(all - counted.num_permits()).expect("at most the limit");
-        let more = arriving.try_acquire_many(more);
+        let more = arriving.large.try_acquire_many(more);
         counted.merge(more.map_err(|_| ApiError::unavailable("too many large bodies are arriving at once"))?);
     }
     Ok(bytes)
@@ -201,19 +229,55 @@ fn accepted_encoding(headers: &HeaderMap) -> Result<HeaderValue, ApiError> {
 mod tests {
     use super::*;
 
+    fn arriving(large_kib: usize, small: usize) -> Arriving {
+        Arriving {
+            large: Semaphore::new(large_kib),
+            small: Budget::new(small),
+        }
+    }
+
     #[tokio::test]
     async fn large_bodies_arrive_within_a_budget_and_small_ones_whatever_is_left_of_it() {
-        let arriving = Semaphore::new(32);
+        let arriving = arriving(32, 1 << 20);
         let read = async |size: usize| {
             let body = Body::from(vec![b' '; size]);
             unpacked(body, HeaderValue::from_static("identity"), 1 << 20, &arriving).await
         };
-        assert_eq!(read(UNCOUNTED + 32 * 1024).await.unwrap().len(), 48 * 1024);
-        let refused = read(UNCOUNTED + 32 * 1024 + 1).await.unwrap_err();
+        assert_eq!(read(SMALL + 32 * 1024).await.unwrap().len(), 48 * 1024);
+        let refused = read(SMALL + 32 * 1024 + 1).await.unwrap_err();
         assert_eq!(refused.status_and_code().1, "events.unavailable");
-        assert_eq!(arriving.available_permits(), 32, "all is given back");
-        let _others = arriving.try_acquire_many(32).unwrap();
-        assert_eq!(read(UNCOUNTED).await.unwrap().len(), UNCOUNTED);
-        assert!(read(UNCOUNTED + 1).await.is_err());
+        assert_eq!(arriving.large.available_permits(), 32, "all is given back");
+        let _others = arriving.large.try_acquire_many(32).unwrap();
+        assert_eq!(read(SMALL).await.unwrap().len(), SMALL);
+        assert!(read(SMALL + 1).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn of_small_bodies_that_stop_half_way_the_slowest_make_room() {
+        let arriving = arriving(32, 3 * (SMALL - UNCOUNTED));
+        let read = |size: usize| {
+            let half = stream::once(std::future::ready(Ok::<_, axum::Error>(Bytes::from(vec![b' '; size]))));
+            let body = Body::from_stream(half.chain(stream::pending()));
+            Box::pin(unpacked(body, HeaderValue::from_static("identity"), 1 << 20, &arriving))
+        };
+        let mut slow: Vec<_> = (0..3).map(|_| read(SMALL)).collect();
+        let mut tiny = read(UNCOUNTED);
+        for one in slow.iter_mut().chain([&mut tiny]) {
+            assert!(futures_util::poll!(one).is_pending(), "there is room");
+        }
+        let whole = unpacked(
+            Body::from(vec![b' '; SMALL]),
+            HeaderValue::from_static("identity"),
+            1 << 20,
+            &arriving,
+        );
+        assert_eq!(whole.await.unwrap().len(), SMALL);
+        let Poll::Ready(Err(refused)) = futures_util::poll!(&mut slow[0]) else {
+            panic!("the slowest goes on")
+        };
+        assert_eq!(refused.status_and_code().1, "events.unavailable");
+        for one in slow[1..].iter_mut().chain([&mut tiny]) {
+            assert!(futures_util::poll!(one).is_pending(), "the others go on");
+        }
     }
 }

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::arriving::{Budget, Share};
 use super::head::{self, Framing, Scan};
 use crate::problem::ApiError;
 
@@ -31,6 +32,11 @@ const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 4 * 1024 * 1024;
 /// Bytes read from the socket at once while a head is looked for.
 const READ_SIZE: usize = 8 * 1024;
+
+/// What the heads that are on their way may hold in all, however many connections there are.
+pub(super) static HEADS: Budget = Budget::new(32 * 1024 * 1024);
+/// Bytes of a head that are not counted: an ordinary one is smaller, and ten thousand of them fit beside all else.
+const UNCOUNTED: usize = 4 * 1024;
 
 /// What the server reads in place of a head that was refused.
 const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n";
@@ -108,6 +114,9 @@ pub(super) struct Gate<S> {
     /// Read from the socket, not yet handed over: `held[at..]`.
     held: Vec<u8>,
     at: usize,
+    /// Where heads are counted, and what a large one under way holds of it.
+    heads: &'static Budget,
+    share: Option<Share<'static>>,
     /// Runs while a head is under way.
     head_deadline: Option<Pin<Box<Sleep>>>,
     /// Runs from a write that waits until all is written.
@@ -124,7 +133,8 @@ struct Linger {
 }
 
 impl<S> Gate<S> {
-    pub(super) fn new(io: S) -> (Self, Gatekeeper) {
+    /// `heads` bounds what heads may hold until they are whole.
+    pub(super) fn new(io: S, heads: &'static Budget) -> (Self, Gatekeeper) {
         let state = Arc::new(Mutex::new(State {
             mode: Mode::Head,
             scan: Scan::default(),
@@ -135,6 +145,8 @@ impl<S> Gate<S> {
             state: state.clone(),
             held: Vec::new(),
             at: 0,
+            heads,
+            share: None,
             head_deadline: Some(Box::pin(sleep(HEAD_DEADLINE))),
             write_deadline: None,
             taken: 0,
@@ -148,30 +160,57 @@ impl<S> Gate<S> {
     fn judge(&mut self) -> bool {
         let mut state = self.state.lock();
         let held = &self.held[self.at..];
-        let (length, verdict) = match state.scan.head(held) {
+        let (length, framing) = match state.scan.head(held) {
             Ok(None) => {
                 if state.scan.started && self.head_deadline.is_none() {
                     self.head_deadline = Some(Box::pin(sleep(HEAD_DEADLINE)));
                 }
                 return false;
             }
-            Ok(Some((length, framing))) => (length, Ok(framing)),
+            Ok(Some(found)) => found,
             Err(error) => {
-                let ids = head::ids(held);
-                let is_head = held.trim_ascii_start().starts_with(b"HEAD ");
-                let stand_in = if is_head { STAND_IN_HEAD } else { STAND_IN };
-                self.held = stand_in.to_vec();
-                self.at = 0;
-                (stand_in.len(), Err(Box::new(Refusal { error, ids })))
+                drop(state);
+                self.refuse(error);
+                return true;
             }
         };
         *state = State {
             mode: Mode::Handing(length),
             scan: Scan::default(),
-            verdict: Some(verdict),
+            verdict: Some(Ok(framing)),
         };
-        self.head_deadline = None;
+        drop(state);
+        self.end_head();
         true
+    }
+
+    /// Hands over a stand-in for the head under way.
+    fn refuse(&mut self, error: ApiError) {
+        let held = &self.held[self.at..];
+        let ids = head::ids(held);
+        let is_head = held.trim_ascii_start().starts_with(b"HEAD ");
+        let stand_in = if is_head { STAND_IN_HEAD } else { STAND_IN };
+        self.held = stand_in.to_vec();
+        self.at = 0;
+        *self.state.lock() = State {
+            mode: Mode::Handing(stand_in.len()),
+            scan: Scan::default(),
+            verdict: Some(Err(Box::new(Refusal { error, ids }))),
+        };
+        self.end_head();
+    }
+
+    fn end_head(&mut self) {
+        self.head_deadline = None;
+        self.share = None;
+    }
+
+    /// Counts what is held of a head that is not whole.
+    fn count(&mut self) {
+        if let Some(counted @ 1..) = self.held.capacity().checked_sub(UNCOUNTED) {
+            let heads = self.heads;
+            self.share.get_or_insert_with(|| heads.share()).hold(counted);
+        }
     }
 
     /// Moves held bytes to `buf`, as many as the mode allows.
@@ -257,6 +296,13 @@ impl<S: AsyncRead + Unpin> Gate<S> {
     /// Reads until a head is ready to be handed over, or the peer has ended.
     fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.judge() {
+            self.count();
+            if self.share.as_ref().is_some_and(|share| share.poll_told(cx).is_ready()) {
+                self.refuse(ApiError::unavailable(
+                    "too many large request heads are arriving at once",
+                ));
+                break;
+            }
             if expired(&mut self.head_deadline, cx) {
                 let late = io::Error::new(io::ErrorKind::TimedOut, "the head did not arrive in time");
                 return Poll::Ready(Err(late));
@@ -271,6 +317,7 @@ impl<S: AsyncRead + Unpin> Gate<S> {
             // What was handed over makes room, or a pipelining peer would have us hold all it ever sent.
             self.held.drain(..self.at);
             self.at = 0;
+            self.held.reserve_exact(read.filled().len());
             self.held.extend_from_slice(read.filled());
         }
         Poll::Ready(Ok(()))

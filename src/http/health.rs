@@ -75,6 +75,8 @@ pub enum Verdict {
     },
     /// It does not apply here, and why.
     Skipped(&'static str),
+    /// It passed and is listed only where it fails.
+    Unlisted,
 }
 
 impl Verdict {
@@ -202,7 +204,11 @@ async fn examine(release: String, checks: Vec<ReadyCheck>, vitals: Arc<dyn Vital
         worker: vitals.worker(),
         realtime_connections: vitals.realtime_connections(),
     };
-    for (check, outcome) in checks.iter().zip(outcomes) {
+    let listed = checks
+        .iter()
+        .zip(outcomes)
+        .filter_map(|(check, outcome)| Some((check, outcome?)));
+    for (check, outcome) in listed {
         match (outcome.status, check.required) {
             ("fail", true) => report.failed.push(check.name),
             ("fail", false) => report.degraded.push(check.name),
@@ -232,7 +238,8 @@ async fn examine(release: String, checks: Vec<ReadyCheck>, vitals: Arc<dyn Vital
     Arc::new(report)
 }
 
-async fn outcome(check: &ReadyCheck, now: Now) -> Outcome {
+/// What one check came to; nothing where there is nothing to list.
+async fn outcome(check: &ReadyCheck, now: Now) -> Option<Outcome> {
     let since = Instant::now();
     // The closure itself is called inside the guard: it may panic before it returns a future.
     let run = AssertUnwindSafe(async { (check.run)().await }).catch_unwind();
@@ -245,8 +252,9 @@ async fn outcome(check: &ReadyCheck, now: Now) -> Outcome {
         Verdict::Ok(detail) => ("ok", None, None, detail),
         Verdict::Failed { error, detail } => ("fail", Some(one_safe_line(&error)), None, detail),
         Verdict::Skipped(reason) => ("skipped", None, Some(reason), None),
+        Verdict::Unlisted => return None,
     };
-    Outcome {
+    Some(Outcome {
         status,
         required: check.required,
         error,
@@ -254,7 +262,7 @@ async fn outcome(check: &ReadyCheck, now: Now) -> Outcome {
         detail,
         latency_ms: (since.elapsed().as_secs_f64() * 10_000.0).round() / 10.0,
         checked_at: now().to_iso(),
-    }
+    })
 }
 
 /// One line of at most 200 characters without credentials, query strings or named secrets.

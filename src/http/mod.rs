@@ -2,6 +2,7 @@
 
 mod answer;
 pub mod api;
+mod arriving;
 pub mod body;
 mod caller;
 mod carriers;

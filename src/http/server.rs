@@ -22,8 +22,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
+use super::arriving::Budget;
 use super::context;
-use super::gate::{Gate, Gatekeeper, Refusal};
+use super::gate::{Gate, Gatekeeper, HEADS, Refusal};
 use super::head::{Framing, HEAD_BYTES_MAX, HEADERS_MAX};
 use crate::backoff::Backoff;
 
@@ -66,6 +67,7 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
                 let connection = Connection {
                     router: router.clone(),
                     peer,
+                    heads: &HEADS,
                     cut: cut.clone(),
                 };
                 let watcher = graceful.watcher();
@@ -104,6 +106,8 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 struct Connection {
     router: Router,
     peer: SocketAddr,
+    /// Bounds the heads that are on their way.
+    heads: &'static Budget,
     cut: CancellationToken,
 }
 
@@ -116,8 +120,13 @@ impl Connection {
     }
 
     async fn converse(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, watcher: Watcher) {
-        let Self { router, peer, cut } = self;
-        let (gate, keeper) = Gate::new(stream);
+        let Self {
+            router,
+            peer,
+            heads,
+            cut,
+        } = self;
+        let (gate, keeper) = Gate::new(stream, heads);
         let service = service_fn(move |request: Request<Incoming>| {
             // At once, and not in the future: the parser may read on before it polls that for the first time.
             let verdict = keeper.verdict();
@@ -452,6 +461,7 @@ mod tests {
         let connection = Connection {
             router,
             peer: ([127, 0, 0, 1], 1).into(),
+            heads: &HEADS,
             cut: CancellationToken::new(),
         };
         let graceful = GracefulShutdown::new();
@@ -615,6 +625,55 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn large_heads_under_way_share_a_budget_and_the_slowest_is_refused_first() {
+        let heads: &'static Budget = Box::leak(Box::new(Budget::new(40 * 1024)));
+        let graceful = GracefulShutdown::new();
+        let connect = || {
+            let (client, served) = tokio::io::duplex(1 << 20);
+            let connection = Connection {
+                router: layers(Router::new().route("/small", get(|| async { "small" }))),
+                peer: ([127, 0, 0, 1], 1).into(),
+                heads,
+                cut: CancellationToken::new(),
+            };
+            tokio::spawn(connection.converse(served, graceful.watcher()));
+            client
+        };
+        let half = format!(
+            "GET /small HTTP/1.1\r\nHost: x\r\nConnection: close\r\nA: {}",
+            "a".repeat(20_000)
+        );
+        let mut clients = [connect(), connect(), connect(), connect()];
+        for client in &mut clients[..3] {
+            client.write_all(half.as_bytes()).await.unwrap();
+            // Each is taken in before the next begins.
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let [mut first, mut second, mut third, mut small] = clients;
+        small
+            .write_all(b"GET /small HTTP/1.1\r\nConnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        let mut answer = String::new();
+        for (client, rest, status) in [
+            (&mut first, "", 503),
+            (&mut second, "\r\n\r\n", 200),
+            (&mut third, "\r\n\r\n", 200),
+            (&mut small, "", 200),
+        ] {
+            client.write_all(rest.as_bytes()).await.unwrap();
+            answer.clear();
+            timeout(PATIENCE, client.read_to_string(&mut answer))
+                .await
+                .expect("an answer")
+                .unwrap();
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_head_that_drips_is_cut_by_one_deadline_from_its_first_byte() {
         let server = Server::start().await;
         let mut stream = server.connect().await;
@@ -685,6 +744,7 @@ mod tests {
             let connection = Connection {
                 router: layers(Router::new().route("/big", get(|| async { Bytes::from(vec![b'x'; SIZE]) }))),
                 peer: ([127, 0, 0, 1], 1).into(),
+                heads: &HEADS,
                 cut: CancellationToken::new(),
             };
             let graceful = GracefulShutdown::new();

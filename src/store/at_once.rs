@@ -11,11 +11,12 @@ use tokio::time::{Instant, timeout};
 use super::{ACQUIRE_TIMEOUT, RESTED, STATEMENT_TIMEOUT, Store, StoreError};
 
 /// What bounds each statement of such a session; [`super::BEGIN`] says why.
-const BOUNDS: [(&str, &str); 7] = [
+const BOUNDS: [(&str, &str); 8] = [
     ("lock_timeout", "2s"),
     ("statement_timeout", STATEMENT_TIMEOUT),
     ("idle_in_transaction_session_timeout", "2s"),
     ("tcp_user_timeout", "4s"),
+    ("synchronous_commit", "on"),
     // A client that vanished between the parts of its message would hold its locks until somebody noticed.
     ("tcp_keepalives_idle", "2"),
     ("tcp_keepalives_interval", "1"),

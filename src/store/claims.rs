@@ -8,7 +8,7 @@ use crate::domain::time::Millis;
 
 use super::counts::{CountRole, PERIOD_MS};
 use super::events::EventRow;
-use super::settle::{BRIEF_LOCK_TIMEOUT, ResultColumns, Settlement};
+use super::settle::{BRIEF_LOCK_TIMEOUT, Outcome, ResultColumns, Settlement};
 use super::skip::SKIPPED_ERROR;
 use super::{Secrets, Store, StoreError, StoredEvent};
 
@@ -43,6 +43,19 @@ pub struct Claim<'a> {
     pub room: i64,
     /// Rows in flight at a time for a subscription that says nothing.
     pub inflight_default: i32,
+}
+
+/// Due times of one priority of a subscription, among which nothing runnable is expected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stretch {
+    /// Which subscription.
+    pub id: SubscriptionId,
+    /// 0 critical, 1 important, 2 low.
+    pub priority: i32,
+    /// The first due time, epoch milliseconds.
+    pub from_ms: i64,
+    /// The end; it is not part of it.
+    pub until_ms: i64,
 }
 
 /// A delivery this process may send now.
@@ -130,6 +143,60 @@ impl Store {
         .fetch_all(self.run(&mut reader))
         .await?;
         Ok(due.iter().filter_map(|id| SubscriptionId::parse(id)).collect())
+    }
+
+    /// The first due time of a runnable delivery in each of these stretches. Unlike a claim, a plain read sees rows that
+    /// somebody holds locked.
+    pub async fn overlooked(&self, stretches: &[Stretch]) -> Result<Vec<Option<i64>>, StoreError> {
+        let mut reader = self.own_reader().await?;
+        Ok(sqlx::query_scalar!(
+            r#"
+            SELECT (SELECT d.next_attempt_at FROM deliveries d
+                    WHERE d.subscription_id = s.id AND d.priority = s.priority
+                      AND d.next_attempt_at >= s.from_ms AND d.next_attempt_at < s.until_ms
+                      AND d.head AND d.lease_until IS NULL AND d.status IN ('pending', 'failed')
+                    ORDER BY d.next_attempt_at LIMIT 1) AS first
+            FROM unnest($1::text[], $2::integer[], $3::bigint[], $4::bigint[])
+                WITH ORDINALITY AS s(id, priority, from_ms, until_ms, place)
+            ORDER BY s.place
+            "#,
+            &stretches.iter().map(|one| one.id.as_str()).collect::<Vec<_>>() as &[&str],
+            &stretches.iter().map(|one| one.priority).collect::<Vec<_>>(),
+            &stretches.iter().map(|one| one.from_ms).collect::<Vec<_>>(),
+            &stretches.iter().map(|one| one.until_ms).collect::<Vec<_>>(),
+        )
+        .fetch_all(self.run(&mut reader))
+        .await?)
+    }
+
+    /// The claims that the store holds for an owner beside the ones it knows of, as results that never left.
+    pub async fn unheard(&self, owner: &str, known: &[i64]) -> Result<Vec<Settlement>, StoreError> {
+        let mut reader = self.own_reader().await?;
+        let rows = sqlx::query!(
+            r#"
+            SELECT subscription_id, seq, claim_id AS "claim_id!" FROM deliveries
+            WHERE claim_id BETWEEN 0 AND 9223372036854775807 AND lease_until IS NOT NULL
+              AND lease_owner = $1 AND claim_id <> ALL($2)
+            ORDER BY claim_id
+            LIMIT $3
+            "#,
+            owner,
+            known,
+            RECOVER_ROWS_MAX,
+        )
+        .fetch_all(self.run(&mut reader))
+        .await?;
+        Ok(rows
+            .into_iter()
+            .filter_map(|row| {
+                Some(Settlement {
+                    subscription_id: SubscriptionId::parse(&row.subscription_id)?,
+                    position: row.seq,
+                    claim_id: row.claim_id,
+                    outcome: Outcome::Unsent,
+                })
+            })
+            .collect())
     }
 
     /// Claims what is due for these subscriptions, within their caps and the room of this process.

@@ -39,7 +39,7 @@ use crate::domain::seal::Sealer;
 pub use crate::domain::deliveries::DeliveryCounts;
 pub use carriers::Used;
 pub use checkpoints::Checkpoint;
-pub use claims::{Candidate, Claim, Claimed, Counted, Pass};
+pub use claims::{Candidate, Claim, Claimed, Counted, Pass, Stretch};
 pub use deliveries::{DeliveryFilter, DeliveryPage, DeliveryRow};
 pub use error::StoreError;
 pub use events::{Page, PageRequest, Positions, PulledEvent, StoredEvent};
@@ -77,9 +77,10 @@ const RESTED: Duration = Duration::from_secs(1);
 
 /// Opens a transaction that can stop nobody for long: a statement that waits or runs too long fails, and a process that
 /// freezes in the middle loses its locks, whether the server waits for its next statement (two seconds) or for it to
-/// take an answer (four).
+/// take an answer (four). Its commit waits for the disk, whatever the session was left with.
 const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
-                     SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'";
+                     SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'; \
+                     SET LOCAL synchronous_commit = on";
 /// As [`BEGIN`], for work whose loss repeats it: its commit does not wait for the disk.
 const BEGIN_RELAXED: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
                              SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'; \
@@ -87,7 +88,7 @@ const BEGIN_RELAXED: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL sta
 /// As [`BEGIN`], for a group that is looked at closely: its statements are planned as those of a group that is one statement.
 const BEGIN_GROUP: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
                            SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'; \
-                           SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off; \
+                           SET LOCAL synchronous_commit = on; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off; \
                            SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; \
                            SET LOCAL enable_mergejoin = off";
 const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
@@ -104,6 +105,18 @@ pub async fn answered<T>(asked: impl Future<Output = Result<T, StoreError>>) -> 
         let silent = std::io::Error::from(std::io::ErrorKind::TimedOut);
         Err(StoreError::Unavailable(silent.into()))
     })
+}
+
+/// Ends the transaction that a connection may still be in when it is given back. One whose opening was given up after it
+/// was asked for is in it, and neither the driver nor the transaction's owner knows: behind a pooler it would hold the
+/// server connection, and here hand its settings on to whoever comes next. As a round trip it is also the proof of life.
+async fn leave_transaction(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    // Asked to begin one with nothing, the driver only looks at what the server says about where the connection is.
+    match connection.begin_with("").await {
+        Err(sqlx::Error::BeginFailed) => Ok(()),
+        Ok(left_open) => left_open.rollback().await,
+        Err(error) => Err(error),
+    }
 }
 
 /// Where a process finds its database.
@@ -184,8 +197,8 @@ impl Store {
                 // Work that was given up may leave a connection waiting for an answer that never comes.
                 .after_release(|connection, _| {
                     Box::pin(async move {
-                        match tokio::time::timeout(RELEASE_MAX, connection.ping()).await {
-                            Ok(answered) => answered.map(|()| true),
+                        match tokio::time::timeout(RELEASE_MAX, leave_transaction(connection)).await {
+                            Ok(left) => left.map(|()| true),
                             Err(_elapsed) => Err(sqlx::Error::PoolTimedOut),
                         }
                     })

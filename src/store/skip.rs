@@ -35,7 +35,8 @@ impl Store {
     /// It is a settle without a claim and keeps to its rules: the rows, and those that may carry the marks of their keys
     /// next, are locked in position order; marks move in a later statement; marks that moved during the wait begin it anew.
     /// A claimed row keeps its claim, its key and its place in the caps until its attempt ends, so that no two events of a
-    /// key are on the wire. A failure half way leaves whole chunks ended.
+    /// key are on the wire. A replay that it still owes is taken back: its attempt is the last one and its result stands.
+    /// A failure half way leaves whole chunks ended.
     pub async fn skip(
         &self,
         subscription_id: &SubscriptionId,
@@ -159,6 +160,7 @@ impl Store {
             UPDATE deliveries
             SET status = CASE WHEN lease_until IS NULL THEN 'dead' ELSE status END,
                 skipped = lease_until IS NOT NULL,
+                generation = CASE WHEN lease_until IS NULL THEN generation ELSE claimed_generation END,
                 next_attempt_at = CASE WHEN lease_until IS NULL THEN NULL ELSE next_attempt_at END,
                 last_error = CASE WHEN lease_until IS NULL
                                   THEN left(concat_ws('; before that: ', $3::text, last_error), 500) ELSE last_error END,

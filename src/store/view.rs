@@ -11,6 +11,7 @@ use sqlx::PgConnection;
 
 use crate::domain::ids::SubscriptionId;
 use crate::domain::policy::Policies;
+use crate::domain::seal::sealed_by;
 use crate::domain::topic::TopicPattern;
 
 use super::{Store, StoreError};
@@ -25,6 +26,8 @@ pub struct Subscriber {
     /// Where to; what is known of an endpoint is kept by it. It may hold secrets.
     pub endpoint: Arc<str>,
     pattern: TopicPattern,
+    /// The key that its signing secret is sealed with.
+    sealed_by: Option<Arc<str>>,
 }
 
 impl fmt::Debug for Subscriber {
@@ -108,6 +111,11 @@ impl Store {
         self.view.load_full()
     }
 
+    /// Whether this process has the key that the subscription's signing secret is sealed with.
+    pub fn has_key_of(&self, subscriber: &Subscriber) -> bool {
+        self.sealer.has_key(subscriber.sealed_by.as_deref())
+    }
+
     /// Replaces the view if the database is at another version. That can be a lower one: a fail-over may have lost the
     /// newest changes.
     pub async fn refresh_view(&self, version: i64) -> Result<(), StoreError> {
@@ -140,7 +148,8 @@ impl Store {
         let rows = sqlx::query!(
             r#"
             SELECT c.version AS "version!", e.value AS "epoch!", s.id AS "id?", s.consumer AS "consumer?",
-                   s.topic_pattern AS "topic_pattern?", s.endpoint AS "endpoint?"
+                   s.topic_pattern AS "topic_pattern?", s.endpoint AS "endpoint?",
+                   left(s.secret, 32) AS sealed
             FROM store_counter c
             CROSS JOIN store_epoch e
             LEFT JOIN subscriptions s ON s.enabled = 1 AND s.project_id IS NULL
@@ -156,14 +165,15 @@ impl Store {
         let (version, epoch) = (first.version, first.epoch);
         let subscribers = rows
             .into_iter()
-            .filter_map(|row| Some((row.id?, row.consumer?, row.topic_pattern?, row.endpoint?)))
-            .filter_map(|(id, consumer, pattern, endpoint)| {
+            .filter_map(|row| Some((row.id?, row.consumer?, row.topic_pattern?, row.endpoint?, row.sealed)))
+            .filter_map(|(id, consumer, pattern, endpoint, sealed)| {
                 let parsed = SubscriptionId::parse(&id).zip(TopicPattern::parse(&pattern));
                 if parsed.is_none() {
                     tracing::warn!(subscription_id = %id, "subscription {id} has an unreadable id or pattern and is left out");
                 }
                 let (id, pattern) = parsed?;
-                Some(Subscriber { id, consumer: consumer.into(), endpoint: endpoint.into(), pattern })
+                let sealed_by = sealed.as_deref().and_then(sealed_by).map(Arc::from);
+                Some(Subscriber { id, consumer: consumer.into(), endpoint: endpoint.into(), pattern, sealed_by })
             })
             .collect();
         let read = Arc::new(View::new(version, epoch, policies, switched_off, subscribers));

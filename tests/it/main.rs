@@ -26,6 +26,7 @@ mod dev;
 mod docs;
 mod fabric;
 mod faults_database;
+mod faults_hangups;
 mod faults_pooler;
 mod faults_schema;
 mod faults_storm;

@@ -212,7 +212,8 @@ fn note(message: &[u8], status: u8, notes: &Notes) {
         b'P' if !texts[0].is_empty() => Some(format!("statement {} has a name: {}", texts[0], texts[1])),
         b'P' if status != b'T' => Some(format!("outside a transaction: {}", texts[1])),
         b'B' if !texts[1].is_empty() => Some(format!("a run of the named statement {}", texts[1])),
-        b'Q' if status == b'I' && !texts[0].starts_with("BEGIN") => {
+        // One without words only asks where the connection stands.
+        b'Q' if status == b'I' && !texts[0].is_empty() && !texts[0].starts_with("BEGIN") => {
             Some(format!("outside a transaction: {}", texts[0]))
         }
         _ => None,

@@ -10,6 +10,7 @@ use crate::{
     api_world::Site,
     store_fixture::{Fixture, claim, events_of, put},
     support::{
+        contracts::assert_valid,
         network::Network,
         service::Service,
         wait::{SOON, eventually},
@@ -234,6 +235,34 @@ async fn a_started_process_seals_what_was_stored_before_it_had_a_key_and_shows_n
     assert!(log.contains("sealed with the newest key"), "{log}");
     assert!(!log.contains("whsec_test") && !log.contains(&key), "{log}");
     assert!(!log.contains("EVENTS_SECRET_KEY is not set"), "{log}");
+}
+
+#[tokio::test]
+async fn a_process_that_lacks_the_key_of_a_secret_is_degraded_and_ready() {
+    let (fixture, network) = tokio::join!(Fixture::new(), Network::start());
+    let key = STANDARD.encode(NEW);
+    let with = Service::start(fixture.database(), &network, &[("EVENTS_SECRET_KEY", &key)]).await;
+    let without = Service::start(fixture.database(), &network, &[]).await;
+    let look = async |service: &Service| service.client().get("/api/ready", None).await.expect(200);
+    assert!(
+        look(&without).await["checks"].get("signing_secrets").is_none(),
+        "no secret is sealed yet"
+    );
+    fixture.subscription(1).await;
+    fixture
+        .sql("UPDATE subscriptions SET secret = 'sealed:1:0badcafe:'")
+        .await;
+    for service in [&without, &with] {
+        eventually("it misses the key", SOON, async || {
+            let report = look(service).await;
+            let amiss = report["degraded"] == serde_json::json!(["signing_secrets"]);
+            amiss.then_some(()).ok_or(report.to_string())
+        })
+        .await;
+        let report = look(service).await;
+        assert_valid("service.ready@1", &report);
+        assert_eq!(report["checks"]["signing_secrets"]["detail"]["subscriptions"], 1);
+    }
 }
 
 #[tokio::test]

@@ -165,13 +165,20 @@ async fn the_last_of_a_skip_and_a_replay_decides_about_a_running_attempt() {
     assert_eq!(state(&fixture, at[0]).await.0, "pending", "replayed last");
     let pass = claim(&fixture.store, "w", &[&id]).await;
     assert!(!pass.claimed[0].skipped);
-    fixture.store.replay(&id, &again).await.expect("a replay");
-    skip(&fixture, &id, &events).await;
-    settle_all(&fixture.store, "w", &pass, &delivered()).await;
-    assert!(
-        claim(&fixture.store, "w", &[&id]).await.claimed[0].skipped,
-        "skipped last"
-    );
+    settle_all(&fixture.store, "w", &pass, &retry(0)).await;
+    // The result of the attempt that a skip found running is the last word, also where a replay came before it.
+    let last = "skipped by an operator; before that: HTTP 500";
+    for (outcome, status, error) in [(retry(0), "dead", Some(last)), (delivered(), "delivered", None)] {
+        fixture.store.replay(&id, &again).await.expect("a replay");
+        let pass = claim(&fixture.store, "w", &[&id]).await;
+        fixture.store.replay(&id, &again).await.expect("a replay");
+        assert_eq!(skip(&fixture, &id, &events).await, [Skip::InFlight]);
+        settle_all(&fixture.store, "w", &pass, &outcome).await;
+        assert_eq!(
+            state(&fixture, at[0]).await,
+            (status.to_owned(), 1, error.map(str::to_owned))
+        );
+    }
     assert_counts(&fixture.store, fixture.pool()).await;
 }
 
