@@ -116,27 +116,29 @@ BEGIN
                 SELECT array_agg(k.head ORDER BY k.ordinal), bool_or(k.unheld),
                        array_agg(nullif(k.backlog, k.carrier) ORDER BY k.ordinal)
                 INTO heads, unheld, pinned
-                FROM (SELECT k.ordinal, k.carrier, k.first_of_key AND tail.seq IS NULL AS head,
-                       tail.seq IS NOT NULL AND NOT EXISTS (
-                           SELECT FROM unnest(locked_id, locked_position) AS l(id, position)
-                           WHERE l.id = k.subscription_id AND l.position = tail.seq
-                       ) AS unheld,
-                       -- A backlog stays on one carrier until it has drained, and the whole group joins it.
-                       max(tail.carrier) OVER (PARTITION BY k.subscription_id, k.ordering_key) AS backlog
-                FROM unnest(in_subscription_id, in_ordering_key, in_first_of_key, in_carrier)
-                    WITH ORDINALITY AS k(subscription_id, ordering_key, first_of_key, carrier, ordinal)
-                LEFT JOIN LATERAL (
-                    SELECT least(r.open_from, r.seq) AS seq FROM deliveries r
-                    WHERE r.subscription_id = k.subscription_id AND r.ordering_key = k.ordering_key AND k.first_of_key
-                      AND r.head AND r.status IN ('delivered', 'dead')
-                    ORDER BY r.seq DESC LIMIT 1
-                ) rest ON true
-                LEFT JOIN LATERAL (
-                    SELECT t.seq, t.carrier FROM deliveries t
-                    WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key AND k.first_of_key
-                      AND t.seq >= coalesce(rest.seq, 0) AND t.status IN ('pending', 'failed')
-                    ORDER BY t.seq DESC LIMIT 1
-                ) tail ON true) k;
+                FROM (
+                    SELECT k.ordinal, k.carrier, k.first_of_key AND tail.seq IS NULL AS head,
+                           tail.seq IS NOT NULL AND NOT EXISTS (
+                               SELECT FROM unnest(locked_id, locked_position) AS l(id, position)
+                               WHERE l.id = k.subscription_id AND l.position = tail.seq
+                           ) AS unheld,
+                           -- A backlog stays on one carrier until it has drained, and the whole group joins it.
+                           max(tail.carrier) OVER (PARTITION BY k.subscription_id, k.ordering_key) AS backlog
+                    FROM unnest(in_subscription_id, in_ordering_key, in_first_of_key, in_carrier)
+                        WITH ORDINALITY AS k(subscription_id, ordering_key, first_of_key, carrier, ordinal)
+                    LEFT JOIN LATERAL (
+                        SELECT least(r.open_from, r.seq) AS seq FROM deliveries r
+                        WHERE r.subscription_id = k.subscription_id AND r.ordering_key = k.ordering_key
+                          AND k.first_of_key AND r.head AND r.status IN ('delivered', 'dead')
+                        ORDER BY r.seq DESC LIMIT 1
+                    ) rest ON true
+                    LEFT JOIN LATERAL (
+                        SELECT t.seq, t.carrier FROM deliveries t
+                        WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key
+                          AND k.first_of_key AND t.seq >= coalesce(rest.seq, 0) AND t.status IN ('pending', 'failed')
+                        ORDER BY t.seq DESC LIMIT 1
+                    ) tail ON true
+                ) k;
                 EXIT WHEN NOT unheld;
                 RAISE EXCEPTION 'the marks of the keys keep moving' USING ERRCODE = 'serialization_failure';
             EXCEPTION WHEN serialization_failure THEN

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use axum::extract::MatchedPath;
 use axum::http::Method;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use planner::health::BreakerState;
 use planner::{Class, Health};
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
@@ -56,7 +56,7 @@ pub const CARRIER_SIGNAL: &str = "events_carrier_signal_seconds";
 pub const CARRIER_SIGNALS: &str = "events_carrier_signals_total";
 /// Counter: signals that went nowhere, by carrier and reason.
 pub const CARRIER_DROPPED: &str = "events_carrier_dropped_total";
-/// Counter: deliveries by the carrier they were placed on, by class and carrier.
+/// Counter: subscriptions that got work, once a group, by class and the carrier that their deliveries were placed on.
 pub const PLACEMENT_DECISIONS: &str = "events_placement_decisions_total";
 /// Counter: decisions that moved from one carrier to another, by class, from and to.
 pub const PLACEMENT_CHANGES: &str = "events_placement_changes_total";
@@ -226,8 +226,16 @@ fn describe() {
     describe_histogram!(CARRIER_SIGNAL, Unit::Seconds, "One round trip to a carrier.");
     describe_counter!(CARRIER_SIGNALS, Unit::Count, "Signals handed to a carrier, by outcome.");
     describe_counter!(CARRIER_DROPPED, Unit::Count, "Signals that went nowhere, by reason.");
-    describe_counter!(PLACEMENT_DECISIONS, Unit::Count, "Deliveries, by the carrier they were placed on.");
-    describe_counter!(PLACEMENT_CHANGES, Unit::Count, "Decisions that moved to another carrier.");
+    describe_counter!(
+        PLACEMENT_DECISIONS,
+        Unit::Count,
+        "Subscriptions that got work, by the carrier it was placed on."
+    );
+    describe_counter!(
+        PLACEMENT_CHANGES,
+        Unit::Count,
+        "Decisions that moved to another carrier."
+    );
     describe_gauge!(
         INDEXES_MISSING,
         Unit::Count,
@@ -337,14 +345,15 @@ pub fn carrier_state(carrier: &'static str, health: &Health, breaker: BreakerSta
     gauge!(CARRIER_QUEUE_DEPTH, "carrier" => carrier).set(waiting as f64);
 }
 
-/// Deliveries were placed on a carrier. Ids of carriers are the registry's, so there are few.
-pub fn placed(class: Class, carrier: &str, deliveries: u64) {
-    counter!(PLACEMENT_DECISIONS, "class" => class.label(), "carrier" => carrier.to_owned()).increment(deliveries);
+/// Subscriptions got work that was placed on a carrier. Ids of carriers are the registry's, so there are few.
+pub fn placed(class: Class, carrier: &str, subscriptions: u64) {
+    counter!(PLACEMENT_DECISIONS, "class" => class.label(), "carrier" => carrier.to_owned()).increment(subscriptions);
 }
 
 /// A decision moved.
 pub fn placement_changed(class: Class, from: &str, to: &str) {
-    counter!(PLACEMENT_CHANGES, "class" => class.label(), "from" => from.to_owned(), "to" => to.to_owned()).increment(1);
+    counter!(PLACEMENT_CHANGES, "class" => class.label(), "from" => from.to_owned(), "to" => to.to_owned())
+        .increment(1);
 }
 
 /// What became of a webhook attempt.

@@ -259,7 +259,11 @@ impl Config {
     pub fn carrier_variable(&self, name: &str) -> Option<String> {
         let switch = |on: bool| if on { "on" } else { "off" }.to_owned();
         let carriers = &self.carriers;
-        let (valkey, nats, cloud) = (carriers.valkey.as_ref(), carriers.nats.as_ref(), carriers.cloud_queue.as_ref());
+        let (valkey, nats, cloud) = (
+            carriers.valkey.as_ref(),
+            carriers.nats.as_ref(),
+            carriers.cloud_queue.as_ref(),
+        );
         let credentials = cloud.and_then(|cloud| cloud.credentials.as_ref());
         match name {
             "VALKEY_URL" => valkey.map(|valkey| valkey.url.expose().to_owned()),

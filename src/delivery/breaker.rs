@@ -1,5 +1,5 @@
-//! Which endpoints may use how many slots: one that keeps failing is tried alone, and those that do not answer share a
-//! part of the slots, so that the others always find one. No clock, no I/O; nothing is disabled, and no schedule changes.
+//! Which endpoints may use how many slots: one that keeps failing is tried alone, one that was never heard of is tried with
+//! a single delivery, and each of these kinds has a part of the slots, so that the others always find one. No clock, no I/O; nothing is disabled, and no schedule changes.
 //!
 //! An endpoint is the address of a subscription, query and all. Subscriptions with the same one share what is known of it;
 //! two paths of a host may be two programs, and are two endpoints. What is known is this process's own and may be lost.
@@ -35,7 +35,7 @@ impl Heard {
 /// What is known of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Nothing yet.
+    /// Nothing yet: one attempt at a time.
     Fresh,
     /// Its last attempt was answered.
     Answering,
@@ -75,8 +75,10 @@ impl Endpoint {
 /// Every endpoint that was tried, and the slots they hold.
 pub(super) struct Endpoints {
     of: HashMap<Arc<str>, Endpoint>,
-    /// Slots that the failing ones and those tried alone may hold together, and beside an answering one the fresh as well.
+    /// Slots that the failing ones and those tried alone may hold together.
     lane: usize,
+    /// Slots that the fresh may hold together beside an answering one.
+    fresh_lane: usize,
     /// How many are answering.
     answering: usize,
     /// Slots held by the fresh.
@@ -90,6 +92,7 @@ impl Endpoints {
         Self {
             of: HashMap::new(),
             lane: (slots / 2).max(1),
+            fresh_lane: (slots / 4).max(1),
             answering: 0,
             fresh_inflight: 0,
             failing_inflight: 0,
@@ -129,10 +132,14 @@ impl Endpoints {
 
     /// Begins to choose for one claim.
     pub(super) fn choice(&self) -> Choice {
-        let doubtful = self.failing_inflight + if self.answering > 0 { self.fresh_inflight } else { 0 };
+        let fresh_left = match self.answering {
+            // Nobody is known to answer, so nobody loses a slot to them.
+            0 => usize::MAX,
+            _ => self.fresh_lane.saturating_sub(self.fresh_inflight),
+        };
         Choice {
-            left: self.lane.saturating_sub(doubtful),
-            fresh_are_bound: self.answering > 0,
+            left: self.lane.saturating_sub(self.failing_inflight),
+            fresh_left,
             doubtful: 0,
             alone: HashSet::new(),
         }
@@ -160,12 +167,13 @@ impl Endpoints {
 
 /// Endpoints chosen for one claim so far.
 pub(super) struct Choice {
-    /// Slots left for those that do not answer.
+    /// Slots left for those that fail.
     left: usize,
-    fresh_are_bound: bool,
-    /// How many of those were chosen.
+    /// Slots left for those that were never heard of.
+    fresh_left: usize,
+    /// How many of those that fail were chosen.
     doubtful: usize,
-    /// Chosen ones that are tried alone.
+    /// Chosen ones that get a single slot.
     alone: HashSet<Arc<str>>,
 }
 
@@ -173,41 +181,33 @@ impl Choice {
     /// Chooses a subscription of this endpoint, unless it has to wait.
     pub(super) fn take(&mut self, endpoints: &Endpoints, endpoint: &Arc<str>) -> bool {
         let standing = endpoints.standing(endpoint);
-        if standing == Standing::Alone {
+        let alone = matches!(standing, Standing::Fresh | Standing::Alone);
+        if alone {
             let busy = endpoints.of.get(endpoint).is_some_and(|one| one.inflight > 0);
             if busy || self.alone.contains(endpoint) {
                 return false;
             }
         }
-        if !self.is_bound(standing) {
-            return true;
+        match standing {
+            Standing::Answering => return true,
+            Standing::Fresh if self.fresh_left == 0 => return false,
+            Standing::Fresh => self.fresh_left -= 1,
+            Standing::Failing | Standing::Alone if self.doubtful >= self.left => return false,
+            Standing::Failing | Standing::Alone => self.doubtful += 1,
         }
-        if self.doubtful >= self.left {
-            return false;
-        }
-        self.doubtful += 1;
-        if standing == Standing::Alone {
+        if alone {
             self.alone.insert(Arc::clone(endpoint));
         }
         true
     }
 
     /// How many deliveries a chosen subscription of this endpoint may claim; `None` where this does not bound it. What
-    /// does not answer shares evenly.
+    /// fails shares evenly.
     pub(super) fn room(&self, endpoints: &Endpoints, endpoint: &str) -> Option<usize> {
-        let standing = endpoints.standing(endpoint);
-        match standing {
-            Standing::Alone => Some(1),
-            _ if self.is_bound(standing) => Some((self.left / self.doubtful.max(1)).max(1)),
-            _ => None,
-        }
-    }
-
-    fn is_bound(&self, standing: Standing) -> bool {
-        match standing {
-            Standing::Answering => false,
-            Standing::Fresh => self.fresh_are_bound,
-            Standing::Failing | Standing::Alone => true,
+        match endpoints.standing(endpoint) {
+            Standing::Answering => None,
+            Standing::Fresh | Standing::Alone => Some(1),
+            Standing::Failing => Some((self.left / self.doubtful.max(1)).max(1)),
         }
     }
 }
@@ -276,33 +276,69 @@ mod tests {
     }
 
     #[test]
-    fn those_that_do_not_answer_share_half_of_the_slots() {
+    fn those_that_fail_share_half_of_the_slots() {
         let mut endpoints = Endpoints::new(8);
         let good = endpoint("good");
-        let hanging: Vec<Arc<str>> = (0..6).map(|n| endpoint(&n.to_string())).collect();
-        let wanted: Vec<&Arc<str>> = hanging.iter().collect();
-        assert_eq!(
-            chosen(&endpoints, &wanted),
-            [true; 6],
-            "no slot stays unused before anybody has answered"
-        );
+        let bad: Vec<Arc<str>> = (0..6).map(|n| endpoint(&n.to_string())).collect();
+        let wanted: Vec<&Arc<str>> = bad.iter().collect();
+        for one in &bad {
+            failed(&mut endpoints, one, 1);
+        }
         endpoints.heard(&good, Heard::Answer);
         assert_eq!(chosen(&endpoints, &wanted), [true, true, true, true, false, false]);
-        for one in &hanging[..3] {
+        for one in &bad[..3] {
             endpoints.take(one);
         }
-        failed(&mut endpoints, &hanging[0], 1);
         assert_eq!(chosen(&endpoints, &wanted[3..]), [true, false, false]);
         assert_eq!(chosen(&endpoints, &[&good, &good]), [true, true], "they are not bound");
         let mut choice = endpoints.choice();
-        assert!(choice.take(&endpoints, &hanging[4]));
-        assert_eq!(choice.room(&endpoints, &hanging[4]), Some(1));
+        assert!(choice.take(&endpoints, &bad[4]));
+        assert_eq!(choice.room(&endpoints, &bad[4]), Some(1));
         // One that begins to fail counts with all that it holds.
         for _ in 0..5 {
             endpoints.take(&good);
         }
         failed(&mut endpoints, &good, 1);
         assert_eq!(chosen(&endpoints, &[&good]), [false]);
+    }
+
+    #[test]
+    fn those_never_heard_of_get_one_slot_each_and_a_part_of_their_own() {
+        let mut endpoints = Endpoints::new(8);
+        let fresh: Vec<Arc<str>> = (0..6).map(|n| endpoint(&n.to_string())).collect();
+        let wanted: Vec<&Arc<str>> = fresh.iter().collect();
+        assert_eq!(
+            chosen(&endpoints, &wanted),
+            [true; 6],
+            "no slot stays unused before anybody has answered"
+        );
+        assert_eq!(
+            chosen(&endpoints, &[&fresh[0], &fresh[0]]),
+            [true, false],
+            "two subscriptions, one endpoint"
+        );
+        let mut choice = endpoints.choice();
+        assert!(choice.take(&endpoints, &fresh[0]));
+        assert_eq!(
+            choice.room(&endpoints, &fresh[0]),
+            Some(1),
+            "one that hangs takes no more than one slot"
+        );
+        endpoints.take(&fresh[0]);
+        assert_eq!(chosen(&endpoints, &wanted[..2]), [false, true]);
+        // Those that hang and fail hold all that they may.
+        let bad = endpoint("bad");
+        failed(&mut endpoints, &bad, 1);
+        for _ in 0..4 {
+            endpoints.take(&bad);
+        }
+        endpoints.heard(&endpoint("good"), Heard::Answer);
+        assert_eq!(chosen(&endpoints, &[&bad]), [false]);
+        assert_eq!(chosen(&endpoints, &wanted[1..]), [true, false, false, false, false]);
+        endpoints.heard(&fresh[0], Heard::Answer);
+        let mut choice = endpoints.choice();
+        assert!(choice.take(&endpoints, &fresh[0]) && choice.take(&endpoints, &fresh[0]));
+        assert_eq!(choice.room(&endpoints, &fresh[0]), None, "it answers");
     }
 
     #[test]
@@ -335,7 +371,8 @@ mod tests {
                 prop_assert_eq!(endpoints.failing_inflight, sum(&[Standing::Failing, Standing::Alone], |one| one.inflight));
                 let mut choice = endpoints.choice();
                 let took = all.iter().filter(|one| choice.take(&endpoints, one)).count();
-                let shared: usize = all.iter().filter(|one| endpoints.standing(one) != Standing::Answering)
+                let failing = |one: &&Arc<str>| matches!(endpoints.standing(one), Standing::Failing | Standing::Alone);
+                let shared: usize = all.iter().filter(failing)
                     .filter_map(|one| choice.room(&endpoints, one)).take(choice.doubtful).sum();
                 prop_assert!(took <= 4 && shared <= choice.left.max(choice.doubtful));
             }

@@ -84,7 +84,9 @@ impl Fabric {
                 state,
                 reason,
                 breaker: snapshot.breaker.as_str(),
-                trial_in_ms: snapshot.trial_in.map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
+                trial_in_ms: snapshot
+                    .trial_in
+                    .map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
                 latency_ms: snapshot.latency_ms,
                 queue_depth: snapshot.waiting,
                 metric: descriptor.price_unit,

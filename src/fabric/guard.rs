@@ -44,7 +44,9 @@ pub(super) struct Switches {
 impl Switches {
     fn reason(self) -> Option<&'static str> {
         match self {
-            Self { by_configuration: true, .. } => Some("disabled by configuration"),
+            Self {
+                by_configuration: true, ..
+            } => Some("disabled by configuration"),
             Self { by_operator: true, .. } => Some("disabled by an operator"),
             _ => None,
         }
@@ -114,7 +116,11 @@ impl Guard {
     }
 
     fn deadline(&self) -> Duration {
-        if self.descriptor.region == "cell" { DEADLINE } else { DEADLINE_FAR }
+        if self.descriptor.region == "cell" {
+            DEADLINE
+        } else {
+            DEADLINE_FAR
+        }
     }
 
     pub(super) fn serves(&self, class: Class) -> bool {
@@ -192,7 +198,9 @@ impl Guard {
             health,
             breaker,
             trial_in,
-            latency_ms: classes.map(|class| (*class, self.offered_ms(&state, *class, now))).collect(),
+            latency_ms: classes
+                .map(|class| (*class, self.offered_ms(&state, *class, now)))
+                .collect(),
             waiting: self.pending.depth(),
         }
     }
@@ -210,7 +218,11 @@ impl Guard {
     /// The floor promises the wait for its poll: its doorbell is no more than a courtesy.
     fn offered_ms(&self, state: &State, class: Class, now: Duration) -> f64 {
         let window = &state.latency[class as usize];
-        if self.id() == planner::FLOOR { window.offered_ms(Duration::MAX) } else { window.offered_ms(now) }
+        if self.id() == planner::FLOOR {
+            window.offered_ms(Duration::MAX)
+        } else {
+            window.offered_ms(now)
+        }
     }
 
     fn now(&self) -> Duration {
@@ -244,7 +256,11 @@ impl Guard {
 
     /// Answers whether the far side took them.
     async fn send_batch(&self, class: Class, signals: &[Signal]) -> bool {
-        let permit = if self.switches().reason().is_some() { None } else { self.permit() };
+        let permit = if self.switches().reason().is_some() {
+            None
+        } else {
+            self.permit()
+        };
         let Some(permit) = permit else {
             telemetry::carrier_dropped(self.id(), telemetry::Dropped::NotUsable, signals.len() as u64);
             return false;
@@ -289,7 +305,11 @@ impl Guard {
         match change {
             Some(Change::Opened { pause }) => {
                 let cause = outcome.err().unwrap_or_default();
-                tracing::warn!(carrier = self.id(), "the breaker of {} opened for {pause:?}: {cause}", self.id());
+                tracing::warn!(
+                    carrier = self.id(),
+                    "the breaker of {} opened for {pause:?}: {cause}",
+                    self.id()
+                );
             }
             Some(Change::Closed) => tracing::info!(carrier = self.id(), "the breaker of {} closed", self.id()),
             None => {}

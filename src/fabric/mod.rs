@@ -179,6 +179,7 @@ impl Fabric {
                 other.choice.class == first.choice.class && other.pinned.unwrap_or(&other.choice.carrier) == carrier
             };
             let signals = || rung.iter().filter(same).map(signal);
+            telemetry::placed(first.choice.class, carrier, rung.iter().filter(same).count() as u64);
             let Some(guard) = self.route(first.choice.class, carrier, &first.choice.route) else {
                 continue;
             };
@@ -293,7 +294,11 @@ fn read_cards(file: Option<&PathBuf>, now: Millis) -> Result<RateCards, String> 
     let name = file.display().to_string();
     let found = std::fs::metadata(file).and_then(|found| {
         // Read whole only where it can be one.
-        if found.len() > planner::CARDS_BYTES_MAX as u64 { Ok(None) } else { std::fs::read(file).map(Some) }
+        if found.len() > planner::CARDS_BYTES_MAX as u64 {
+            Ok(None)
+        } else {
+            std::fs::read(file).map(Some)
+        }
     });
     match found {
         Ok(Some(text)) => RateCards::parse(&name, &text, now.0).map_err(|mistakes| mistakes.to_string()),

@@ -17,7 +17,10 @@ struct Target(Class, String);
 
 impl Target {
     fn of(class: Class, signal: &Signal) -> Self {
-        Self(class, signal.subscription_id.as_ref().unwrap_or(&signal.event_id).clone())
+        Self(
+            class,
+            signal.subscription_id.as_ref().unwrap_or(&signal.event_id).clone(),
+        )
     }
 }
 
@@ -62,7 +65,9 @@ impl Pending {
         let mut taken: Vec<(Class, Vec<Signal>)> = Vec::new();
         for _ in 0..most {
             let Some(target) = waiting.order.pop_front() else { break };
-            let Some(signal) = waiting.signals.remove(&target) else { continue };
+            let Some(signal) = waiting.signals.remove(&target) else {
+                continue;
+            };
             match taken.iter_mut().find(|(class, _)| *class == target.0) {
                 Some((_, signals)) => signals.push(signal),
                 None => taken.push((target.0, vec![signal])),
@@ -114,10 +119,16 @@ mod tests {
         pending.push(Class::Queue, [delivery("evt_1", "sub_1"), delivery("evt_1", "sub_2")]);
         pending.push(Class::Topic, [news.clone()]);
         pending.push(Class::Stream, [delivery("evt_2", "sub_1")]);
-        assert_eq!(pending.take(3), [
-            (Class::Queue, vec![delivery("evt_1", "sub_1"), delivery("evt_1", "sub_2")]),
-            (Class::Topic, vec![news]),
-        ]);
+        assert_eq!(
+            pending.take(3),
+            [
+                (
+                    Class::Queue,
+                    vec![delivery("evt_1", "sub_1"), delivery("evt_1", "sub_2")]
+                ),
+                (Class::Topic, vec![news]),
+            ]
+        );
         assert_eq!(pending.take(3), [(Class::Stream, vec![delivery("evt_2", "sub_1")])]);
     }
 
@@ -126,7 +137,11 @@ mod tests {
         let pending = Pending::default();
         let flood = (0..WAITING_MAX + 5).map(|n| delivery("evt_1", &format!("sub_{n}")));
         assert_eq!(pending.push(Class::Queue, flood), 5);
-        assert_eq!(pending.push(Class::Queue, [delivery("evt_2", "sub_0")]), 0, "it has its place");
+        assert_eq!(
+            pending.push(Class::Queue, [delivery("evt_2", "sub_0")]),
+            0,
+            "it has its place"
+        );
         assert_eq!(pending.depth(), WAITING_MAX);
     }
 }

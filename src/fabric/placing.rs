@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use planner::{Ask, Class, Decided, Intent, Memory, PolicyKey, Proposal, Text};
 
 use crate::store::NewPlacement;
+use crate::telemetry;
 
 use super::Fabric;
 
@@ -83,6 +84,11 @@ impl Fabric {
             let (policy, choice) = &placed.choices[index];
             if let Some(id) = choice.placement_id {
                 places.recorded.insert((choice.class, policy.clone()), id);
+            }
+            let before = places.memory.current(choice.class, policy);
+            if let Some(from) = before.filter(|from| *from != choice.carrier) {
+                telemetry::placement_changed(choice.class, from, &choice.carrier);
+                tracing::info!(class = %choice.class, "{policy:?} moved from {from} to {}", choice.carrier);
             }
             proposal.committed(&mut places.memory);
         }

@@ -64,7 +64,10 @@ impl Fabric {
         for (guard, operations) in self.guards.iter().zip(&taken) {
             let (provider, metric) = (guard.descriptor.provider, guard.descriptor.price_unit);
             let operations = i64::try_from(*operations).unwrap_or(i64::MAX);
-            match used.iter_mut().find(|one| one.provider == provider && one.metric == metric) {
+            match used
+                .iter_mut()
+                .find(|one| one.provider == provider && one.metric == metric)
+            {
                 Some(same) => same.operations += operations,
                 None => used.push(Used {
                     provider: provider.to_owned(),

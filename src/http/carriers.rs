@@ -83,7 +83,13 @@ pub(super) async fn switch(
     let disabled = disabled.ok_or(ApiError::BadRequest(
         r#"the body must be {"disabled": true} or {"disabled": false}"#.into(),
     ))?;
-    let Some(id) = api.fabric.carriers().into_iter().map(|carrier| carrier.id).find(|own| *own == id) else {
+    let Some(id) = api
+        .fabric
+        .carriers()
+        .into_iter()
+        .map(|carrier| carrier.id)
+        .find(|own| *own == id)
+    else {
         return Err(ApiError::NotFound("no such carrier is configured here".into()));
     };
     api.store.switch_carrier(id, disabled, &caller.slug).await?;

@@ -166,14 +166,15 @@ impl<'a> Rows<'a> {
                 if let Some(choice) = plan.choice {
                     let placed = plans.placed.choice(choice);
                     rows.choices.extend(plan.subscribers.iter().map(|_| choice));
-                    rows.deliveries.extend(plan.subscribers.iter().map(|&index| NewDelivery {
-                        event: rows.events.len(),
-                        subscription_id: &view.subscribers()[index].id,
-                        ordering_key: plan.ordering_key.as_deref(),
-                        at_most_once: plan.at_most_once,
-                        carrier: &placed.carrier,
-                        placement_id: placed.placement_id,
-                    }));
+                    rows.deliveries
+                        .extend(plan.subscribers.iter().map(|&index| NewDelivery {
+                            event: rows.events.len(),
+                            subscription_id: &view.subscribers()[index].id,
+                            ordering_key: plan.ordering_key.as_deref(),
+                            at_most_once: plan.at_most_once,
+                            carrier: &placed.carrier,
+                            placement_id: placed.placement_id,
+                        }));
                 }
                 rows.events.push(NewEvent {
                     envelope: &event.envelope,
@@ -213,12 +214,14 @@ fn done(
         let event_id = &rows.events[delivery.event].envelope.event_id;
         newest.insert((delivery.subscription_id, *choice, pinned), event_id);
     }
-    let work = newest.into_iter().map(|((subscription_id, choice, pinned), event_id)| Work {
-        subscription_id: subscription_id.clone(),
-        event_id: event_id.clone(),
-        choice,
-        pinned: pinned.map(str::to_owned),
-    });
+    let work = newest
+        .into_iter()
+        .map(|((subscription_id, choice, pinned), event_id)| Work {
+            subscription_id: subscription_id.clone(),
+            event_id: event_id.clone(),
+            choice,
+            pinned: pinned.map(str::to_owned),
+        });
     (answers, work.collect())
 }
 

@@ -186,7 +186,13 @@ impl Groups {
     /// that one request cannot spoil the answer of another.
     async fn commit(&self, group: Vec<Waiting>) {
         let requests: Vec<&PublishRequest> = group.iter().map(|waiting| &waiting.request).collect();
-        let running = AssertUnwindSafe(answered(group::run(&self.store, &self.fabric, &requests, self.max_hops))).catch_unwind();
+        let running = AssertUnwindSafe(answered(group::run(
+            &self.store,
+            &self.fabric,
+            &requests,
+            self.max_hops,
+        )))
+        .catch_unwind();
         let error = match running.await {
             Ok(Ok(mut done)) => {
                 for (waiting, answer) in group.into_iter().zip(done.answers.drain(..)) {

@@ -327,7 +327,11 @@ impl Group<'_> {
 
     /// Stores accepted events with their receipts and deliveries, in the order given; answers the position of the first,
     /// which the others follow without a hole.
-    pub async fn store(&mut self, events: &[NewEvent<'_>], deliveries: &[NewDelivery<'_>]) -> Result<Stored, StoreError> {
+    pub async fn store(
+        &mut self,
+        events: &[NewEvent<'_>],
+        deliveries: &[NewDelivery<'_>],
+    ) -> Result<Stored, StoreError> {
         if events.is_empty() {
             return Ok(Stored::default());
         }

@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use crate::{
     api_world::{Site, operator},
-    fabric_world::{Pair, candidate, carriers, explain, explain_delivery, keyed, number, reason, subscribe, switch, topic},
+    fabric_world::{
+        Pair, candidate, carriers, explain, explain_delivery, keyed, number, reason, subscribe, switch, topic,
+    },
     support::{
         client::assert_problem,
         envelopes::{Envelope, envelope},
@@ -30,7 +32,10 @@ async fn work_of_a_process_that_sends_nothing_wakes_another_without_a_poll() {
     })
     .await;
     let body = json!({ "subscription_id": subscription, "event_ids": [event.id()] });
-    pair.client().post("/api/v1/deliveries/replay", Some(&operator()), &body).await.expect(200);
+    pair.client()
+        .post("/api/v1/deliveries/replay", Some(&operator()), &body)
+        .await
+        .expect(200);
     pair.receiver.wait_calls(2, SOON).await;
 }
 
@@ -39,11 +44,17 @@ async fn placement_says_what_holds_for_a_type_and_what_held_for_a_delivery() {
     let site = Site::own(2, &[]).await;
     let explained = explain(site.one(), "live.placed.never", None).await;
     assert_eq!(explained["carrier_class"], "QUEUE");
-    assert_eq!((&explained["pattern"], &explained["ordering_key"]), (&Value::Null, &Value::Null));
+    assert_eq!(
+        (&explained["pattern"], &explained["ordering_key"]),
+        (&Value::Null, &Value::Null)
+    );
     assert_eq!(explained["placement"]["selected"], "pg-v1");
     assert_eq!(explained["last_decision"], Value::Null);
     let floor = candidate(&explained, "pg-v1").expect("the floor");
-    assert_eq!((&floor["eligible"], &floor["estimated_latency_ms"]), (&json!(true), &json!(250)));
+    assert_eq!(
+        (&floor["eligible"], &floor["estimated_latency_ms"]),
+        (&json!(true), &json!(250))
+    );
 
     const TYPE: &str = "live.placed.here";
     keyed(site.one(), "live.placed.*", "domain", "required").await;
@@ -58,7 +69,10 @@ async fn placement_says_what_holds_for_a_type_and_what_held_for_a_delivery() {
     );
     assert_eq!(one["carrier"], "pg-v1");
     assert_eq!(one["carrier_class"], "STREAM");
-    assert_eq!((&one["pattern"], &one["revision"]), (&json!("live.placed.*"), &json!(1)));
+    assert_eq!(
+        (&one["pattern"], &one["revision"]),
+        (&json!("live.placed.*"), &json!(1))
+    );
     assert_eq!(one["decision"]["result"]["selected"], "pg-v1");
     assert_eq!(one["decision"], two["decision"], "both processes act on one record");
     let last = explain(site.two(), TYPE, Some("stream:K1")).await;
@@ -71,7 +85,10 @@ async fn placement_says_what_holds_for_a_type_and_what_held_for_a_delivery() {
     site.two().publish(&third).await.expect(201);
     assert_eq!(explain_delivery(site.one(), &first, &subscription).await, one);
     let changed = explain_delivery(site.one(), &third, &subscription).await;
-    assert_eq!((&changed["carrier_class"], &changed["revision"]), (&json!("QUEUE"), &json!(2)));
+    assert_eq!(
+        (&changed["carrier_class"], &changed["revision"]),
+        (&json!("QUEUE"), &json!(2))
+    );
 
     let unknown = format!("/api/v1/placement/deliveries/evt_01K7AAB2CD3EF4GH5JK6MN7PQR/{subscription}");
     let refused = site.one().get(&unknown, Some(&operator())).await;
@@ -111,7 +128,10 @@ async fn a_backlog_keeps_its_key_on_its_carrier_until_it_has_drained() {
 
 #[tokio::test]
 async fn an_operator_switches_a_carrier_for_every_process_and_the_environment_wins() {
-    let env = [("NATS_URL", "nats://127.0.0.1:9"), ("EVENTS_CARRIERS_DISABLED", "nats-js-v1")];
+    let env = [
+        ("NATS_URL", "nats://127.0.0.1:9"),
+        ("EVENTS_CARRIERS_DISABLED", "nats-js-v1"),
+    ];
     let site = Site::own(2, &env).await;
     const TYPE: &str = "live.switched.here";
     topic(site.one(), TYPE).await;
@@ -123,7 +143,10 @@ async fn an_operator_switches_a_carrier_for_every_process_and_the_environment_wi
     assert_eq!(why().await, "not connected (nats-v1)");
     let switch = async |carrier: &str, disabled: bool| switch(site.one(), carrier, disabled).await;
     let switched = switch("nats-v1", true).await.expect(200);
-    assert_eq!((&switched["state"], &switched["disabled"]["by_operator"]), (&json!("disabled"), &json!(true)));
+    assert_eq!(
+        (&switched["state"], &switched["disabled"]["by_operator"]),
+        (&json!("disabled"), &json!(true))
+    );
     eventually("the other process follows", Duration::from_secs(2), async || {
         let why = why().await;
         (why == "disabled by an operator").then_some(()).ok_or(why)
@@ -173,7 +196,12 @@ async fn old_decisions_are_forgotten_except_the_last_of_what_is_in_force() {
     )
     .await;
     let kept = [
-        "last-in-force", "last-of-its-class", "last-of-its-key", "last-of-the-default", "last-of-topic", "last-rewritten",
+        "last-in-force",
+        "last-of-its-class",
+        "last-of-its-key",
+        "last-of-the-default",
+        "last-of-topic",
+        "last-rewritten",
         "young",
     ];
     let names = async || {
@@ -183,7 +211,9 @@ async fn old_decisions_are_forgotten_except_the_last_of_what_is_in_force() {
     };
     eventually("what is old is gone", SOON, async || {
         let names = names().await;
-        (!names.iter().any(|name| name.starts_with("gone"))).then_some(()).ok_or(names.join(" "))
+        (!names.iter().any(|name| name.starts_with("gone")))
+            .then_some(())
+            .ok_or(names.join(" "))
     })
     .await;
     assert_eq!(names().await, kept);

@@ -52,11 +52,17 @@ async fn without_a_price_it_is_shown_and_never_chosen() {
     assert_eq!(explained["placement"]["selected"], "pg-v1");
     let shown = candidate(&explained, ID).expect("it is configured");
     assert_eq!(shown["eligible"], true);
-    assert_eq!((&shown["score"], &shown["estimated_cost_usd"]), (&json!(null), &json!(null)));
+    assert_eq!(
+        (&shown["score"], &shown["estimated_cost_usd"]),
+        (&json!(null), &json!(null))
+    );
     assert_eq!(shown["reasons"], json!(["no rate card rc-cloud-queue-v1"]));
     assert_eq!(carrier(site.one(), ID).await["usage"]["priced"], false);
     site.one().publish(&event(1)).await.expect(201);
-    stays("nothing is sent to it", Duration::from_millis(500), async || queue.calls().is_empty()).await;
+    stays("nothing is sent to it", Duration::from_millis(500), async || {
+        queue.calls().is_empty()
+    })
+    .await;
     for (class, durability) in [("domain", "required"), ("realtime_ephemeral", "none")] {
         keyed(site.one(), "live.cloud.other", class, durability).await;
         let other = explain(site.one(), "live.cloud.other", None).await;
@@ -77,15 +83,28 @@ async fn a_key_that_waits_on_it_sends_one_signed_message_with_two_ids() {
     let call = &calls[0];
     let body = String::from_utf8(call.body.to_vec()).expect("a form");
     let form: Vec<(String, String)> = url::form_urlencoded::parse(body.as_bytes()).into_owned().collect();
-    let value = |name: &str| form.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+    let value = |name: &str| {
+        form.iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
+    };
     assert_eq!(value("Action"), Some("SendMessage"), "{body}");
     let message: serde_json::Value = serde_json::from_str(value("MessageBody").expect("a message")).expect("JSON");
-    assert_eq!(message, json!({ "event_id": second.id(), "subscription_id": subscription }));
+    assert_eq!(
+        message,
+        json!({ "event_id": second.id(), "subscription_id": subscription })
+    );
     let authorization = call.header("authorization").expect("it is signed");
-    assert!(authorization.starts_with("AWS4-HMAC-SHA256 Credential=AKIDTEST/"), "{authorization}");
+    assert!(
+        authorization.starts_with("AWS4-HMAC-SHA256 Credential=AKIDTEST/"),
+        "{authorization}"
+    );
     assert!(authorization.contains("/eu-west-3/sqs/aws4_request"), "{authorization}");
     let placed = explain_delivery(site.one(), &second, &subscription).await;
-    assert_eq!((text(&placed, "carrier"), text(&placed["decision"], "carrier")), (ID, "pg-v1"));
+    assert_eq!(
+        (text(&placed, "carrier"), text(&placed["decision"], "carrier")),
+        (ID, "pg-v1")
+    );
     assert!(!site.service().log().contains(SECRET));
 }
 
@@ -97,7 +116,11 @@ async fn five_failures_open_the_breaker_and_switched_off_it_says_so() {
     subscribe(site.one(), TYPE, &endpoint("cloud")).await;
     pin(&site, 1).await;
     for failures in 1..=5 {
-        assert_eq!(reason(&explain(site.one(), TYPE, None).await, ID), "", "after {failures} publishes");
+        assert_eq!(
+            reason(&explain(site.one(), TYPE, None).await, ID),
+            "",
+            "after {failures} publishes"
+        );
         site.one().publish(&event(0)).await.expect(201);
         queue.wait_calls_to("/1/events", failures, SOON).await;
     }
@@ -116,10 +139,16 @@ async fn five_failures_open_the_breaker_and_switched_off_it_says_so() {
     })
     .await;
     switch(site.one(), ID, true).await.expect(200);
-    assert_eq!(reason(&explain(site.one(), TYPE, None).await, ID), "disabled by an operator");
+    assert_eq!(
+        reason(&explain(site.one(), TYPE, None).await, ID),
+        "disabled by an operator"
+    );
     let before = queue.calls().len();
     site.one().publish(&event(0)).await.expect(201);
-    stays("it is not signalled", Duration::from_millis(500), async || queue.calls().len() == before).await;
+    stays("it is not signalled", Duration::from_millis(500), async || {
+        queue.calls().len() == before
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,7 +165,10 @@ async fn a_queue_that_never_answers_ends_by_a_time_out_that_counts_and_costs_no_
     let took = began.elapsed();
     assert!(took < Duration::from_secs(1), "{took:?}");
     let failed = r#"events_carrier_signals_total{carrier="cloud-v1",kind="QUEUE",outcome="failed"}"#;
-    eventually("the signals count as failed", Duration::from_secs(6), async || metric(site.one(), failed).await >= 8.0).await;
+    eventually("the signals count as failed", Duration::from_secs(6), async || {
+        metric(site.one(), failed).await >= 8.0
+    })
+    .await;
     assert!(began.elapsed() > Duration::from_secs(2), "it had its time");
     site.one().get("/api/v1/carriers", Some(&operator())).await.expect(200);
 }

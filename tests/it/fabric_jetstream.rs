@@ -93,8 +93,14 @@ async fn a_process_killed_while_it_sends_leaves_the_key_in_order_to_the_other() 
     let calls = pair.receiver.wait_calls(7, Duration::from_secs(30)).await;
     let ids: Vec<&str> = calls.iter().map(|call| call.event_id()).collect();
     let expected: Vec<&str> = [&first, &first].into_iter().chain(&rest).map(Envelope::id).collect();
-    assert_eq!(ids, expected, "the one that was under way comes again, the others once and in order");
-    stays("nothing more is sent", Duration::from_millis(500), async || pair.receiver.calls().len() == 7).await;
+    assert_eq!(
+        ids, expected,
+        "the one that was under way comes again, the others once and in order"
+    );
+    stays("nothing more is sent", Duration::from_millis(500), async || {
+        pair.receiver.calls().len() == 7
+    })
+    .await;
     assert!(other.is_alive());
 }
 
@@ -109,7 +115,12 @@ async fn a_server_that_is_cut_off_leaves_ordered_work_to_the_floor_and_is_used_a
     let early: Vec<Envelope> = (0..20).map(event).collect();
     ledger.note(&early, &pair.client().publish_as("live", &batch(&early)).await);
     proxy.cut();
-    pair.publish_until(&ledger, event, pair.excludes(TYPE, ID, "not connected (nats-js-v1)", TOLD)).await;
+    pair.publish_until(
+        &ledger,
+        event,
+        pair.excludes(TYPE, ID, "not connected (nats-js-v1)", TOLD),
+    )
+    .await;
     pair.worker.thaw();
     ledger.settle(&pair.receiver, Duration::from_secs(30)).await;
     let on_the_floor = pair.placed_on("pg-v1").await;
@@ -168,12 +179,17 @@ async fn forged_messages_cause_nothing_and_the_real_one_behind_them_is_sent_once
     let elsewhere = pair.subscribe("live.js.never", "/never").await;
     let stranger = envelope("live");
     let forged = [
-        json!({ "event_id": stranger.id(), "subscription_id": elsewhere }).to_string().into_bytes(),
-        json!({ "event_id": stranger.id(), "subscription_id": "sub_01K7AAB2CD3EF4GH5JK6MN7PQR" }).to_string().into_bytes(),
+        json!({ "event_id": stranger.id(), "subscription_id": elsewhere })
+            .to_string()
+            .into_bytes(),
+        json!({ "event_id": stranger.id(), "subscription_id": "sub_01K7AAB2CD3EF4GH5JK6MN7PQR" })
+            .to_string()
+            .into_bytes(),
         b"nonsense".to_vec(),
         b"\xff\x00".to_vec(),
     ];
-    let mut bytes = format!("CONNECT {{\"user\":\"events\",\"pass\":\"{PASSWORD}\",\"verbose\":false}}\r\n").into_bytes();
+    let mut bytes =
+        format!("CONNECT {{\"user\":\"events\",\"pass\":\"{PASSWORD}\",\"verbose\":false}}\r\n").into_bytes();
     for message in forged {
         bytes.extend(format!("PUB ov.events.fabric.stream._ {}\r\n", message.len()).into_bytes());
         bytes.extend(message);

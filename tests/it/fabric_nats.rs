@@ -32,7 +32,9 @@ async fn pair_on(url: &str) -> Pair {
 
 /// NATS with one user, `events`, of these rights.
 fn with_rights(permissions: &str) -> String {
-    format!("authorization {{ users: [ {{ user: events, password: {PASSWORD}, permissions: {{ {permissions} }} }} ] }}\n")
+    format!(
+        "authorization {{ users: [ {{ user: events, password: {PASSWORD}, permissions: {{ {permissions} }} }} ] }}\n"
+    )
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,17 +110,32 @@ async fn users_that_may_not_publish_or_not_subscribe_are_named_and_work_goes_on(
 async fn a_process_that_is_cut_off_goes_on_by_the_floor_and_returns() {
     let broker = Broker::nats().await;
     let proxy = Proxy::start(&broker.address()).await;
-    let own = [("NATS_URL", url("nats", proxy.address())), ("NATS_JETSTREAM", "off".to_owned())];
-    let other = [("NATS_URL", url("nats", broker.address())), ("NATS_JETSTREAM", "off".to_owned())];
-    let [own, other] = [&own, &other].map(|env| env.iter().map(|(name, value)| (*name, value.as_str())).collect::<Vec<_>>());
+    let own = [
+        ("NATS_URL", url("nats", proxy.address())),
+        ("NATS_JETSTREAM", "off".to_owned()),
+    ];
+    let other = [
+        ("NATS_URL", url("nats", broker.address())),
+        ("NATS_JETSTREAM", "off".to_owned()),
+    ];
+    let [own, other] = [&own, &other].map(|env| {
+        env.iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect::<Vec<_>>()
+    });
     let pair = Pair::start_with(&own, &other).await;
     topic(pair.client(), TYPE).await;
     pair.subscribe(TYPE, "/hook").await;
     pair.selects(TYPE, ID, SOON).await;
     let ledger = Ledger::default().route_type("/hook", TYPE);
     proxy.cut();
-    pair.publish_until(&ledger, event, pair.excludes(TYPE, ID, "not connected (nats-v1)", TOLD)).await;
-    assert_eq!(carrier(pair.worker.client(), ID).await["state"], "up", "only one was cut off");
+    pair.publish_until(&ledger, event, pair.excludes(TYPE, ID, "not connected (nats-v1)", TOLD))
+        .await;
+    assert_eq!(
+        carrier(pair.worker.client(), ID).await["state"],
+        "up",
+        "only one was cut off"
+    );
     ledger.settle(&pair.receiver, SOON).await;
     proxy.restore();
     pair.publish_until(&ledger, event, pair.selects(TYPE, ID, BACK)).await;
@@ -142,10 +159,13 @@ async fn a_line_that_went_silent_is_noticed_and_nothing_is_lost() {
         eventually("it is not chosen any more", TOLD, async || {
             let explained = explain(pair.client(), TYPE, None).await;
             let (selected, why) = (explained["placement"]["selected"].clone(), reason(&explained, ID));
-            (selected == "pg-v1" && !why.is_empty()).then_some(()).ok_or(format!("{selected} {why}"))
+            (selected == "pg-v1" && !why.is_empty())
+                .then_some(())
+                .ok_or(format!("{selected} {why}"))
         })
         .await;
-        pair.excludes(TYPE, ID, "not connected (nats-v1)", Duration::from_secs(10)).await;
+        pair.excludes(TYPE, ID, "not connected (nats-v1)", Duration::from_secs(10))
+            .await;
     })
     .await;
     ledger.settle(&pair.receiver, SOON).await;
@@ -164,12 +184,17 @@ async fn forged_news_cause_nothing_and_the_real_ones_behind_them_arrive() {
     let subscription = pair.subscribe("live.nats.never", "/never").await;
     let forged = [
         json!({ "from": "x", "ids": [stranger.id()] }).to_string().into_bytes(),
-        json!({ "from": "x", "ids": [], "deliveries": [[stranger.id(), subscription], ["evt_1", "sub_none"]] }).to_string().into_bytes(),
-        json!({ "rows": [{ "id": stranger.id(), "seq": 1_000_000, "envelope": stranger.json() }] }).to_string().into_bytes(),
+        json!({ "from": "x", "ids": [], "deliveries": [[stranger.id(), subscription], ["evt_1", "sub_none"]] })
+            .to_string()
+            .into_bytes(),
+        json!({ "rows": [{ "id": stranger.id(), "seq": 1_000_000, "envelope": stranger.json() }] })
+            .to_string()
+            .into_bytes(),
         b"\xff\x00".to_vec(),
         vec![b'x'; 1_000_000],
     ];
-    let mut bytes = format!("CONNECT {{\"user\":\"events\",\"pass\":\"{PASSWORD}\",\"verbose\":false}}\r\n").into_bytes();
+    let mut bytes =
+        format!("CONNECT {{\"user\":\"events\",\"pass\":\"{PASSWORD}\",\"verbose\":false}}\r\n").into_bytes();
     for message in forged {
         bytes.extend(format!("PUB ov.events.fabric.topic {}\r\n", message.len()).into_bytes());
         bytes.extend(message);

@@ -38,7 +38,9 @@ impl Lines {
 
     async fn pair(&self, env: &[(&str, &str)]) -> Pair {
         let urls = [url("redis", self.valkey.address()), url("nats", self.nats.address())];
-        let named = ["VALKEY_URL", "NATS_URL"].into_iter().zip(urls.iter().map(String::as_str));
+        let named = ["VALKEY_URL", "NATS_URL"]
+            .into_iter()
+            .zip(urls.iter().map(String::as_str));
         let env: Vec<_> = named.chain(env.iter().copied()).collect();
         let pair = Pair::start(&env).await;
         keyed(pair.client(), QUEUE, "domain", "optional").await;
@@ -54,7 +56,9 @@ impl Lines {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_carrier_that_the_environment_disables_opens_no_connection_and_says_why() {
     let lines = Lines::start().await;
-    let pair = lines.pair(&[("EVENTS_CARRIERS_DISABLED", "valkey-v1,nats-v1,nats-js-v1")]).await;
+    let pair = lines
+        .pair(&[("EVENTS_CARRIERS_DISABLED", "valkey-v1,nats-v1,nats-js-v1")])
+        .await;
     for (event_type, id) in [(QUEUE, "valkey-v1"), (NEWS, "nats-v1"), (STREAM, "nats-js-v1")] {
         let explained = explain(pair.client(), event_type, None).await;
         assert_eq!(reason(&explained, id), "disabled by configuration");
@@ -79,7 +83,10 @@ async fn a_carrier_that_is_not_enabled_opens_no_connection_either() {
     pair.round(&envelope("live").event_type(NEWS), SOON).await;
     let explained = explain(pair.client(), QUEUE, None).await;
     assert_eq!(reason(&explained, "valkey-v1"), "disabled by configuration");
-    stays("nobody connects", Duration::from_secs(1), async || lines.valkey.accepted() == 0).await;
+    stays("nobody connects", Duration::from_secs(1), async || {
+        lines.valkey.accepted() == 0
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -92,25 +99,39 @@ async fn an_operator_ends_the_connections_of_every_process_and_opens_them_again_
     switch(pair.client(), "valkey-v1", true).await.expect(200);
     pair.publish_until(&ledger, event, async {
         eventually("both processes follow", TOLD, async || {
-            let states = [carrier(pair.client(), "valkey-v1").await, carrier(pair.worker.client(), "valkey-v1").await];
+            let states = [
+                carrier(pair.client(), "valkey-v1").await,
+                carrier(pair.worker.client(), "valkey-v1").await,
+            ];
             states.iter().all(|state| state["reason"] == "disabled by an operator")
         })
         .await;
         let opened = lines.valkey.accepted();
-        stays("nobody connects", Duration::from_secs(1), async || lines.valkey.accepted() == opened).await;
+        stays("nobody connects", Duration::from_secs(1), async || {
+            lines.valkey.accepted() == opened
+        })
+        .await;
     })
     .await;
-    assert_eq!(explain(pair.client(), QUEUE, None).await["placement"]["selected"], "pg-v1");
+    assert_eq!(
+        explain(pair.client(), QUEUE, None).await["placement"]["selected"],
+        "pg-v1"
+    );
     ledger.settle(&pair.receiver, SOON).await;
     switch(pair.worker.client(), "valkey-v1", false).await.expect(200);
-    pair.publish_until(&ledger, event, pair.selects(QUEUE, "valkey-v1", BACK)).await;
+    pair.publish_until(&ledger, event, pair.selects(QUEUE, "valkey-v1", BACK))
+        .await;
     ledger.settle(&pair.receiver, SOON).await;
     pair.all_sent_once(ledger.len(), SOON).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_floor_cannot_be_switched_off_and_delivers_while_it_shows_as_excluded() {
-    let pair = Pair::start(&[("EVENTS_CARRIERS_DISABLED", "pg-v1"), ("EVENTS_WORKER_INTERVAL_MS", "200")]).await;
+    let pair = Pair::start(&[
+        ("EVENTS_CARRIERS_DISABLED", "pg-v1"),
+        ("EVENTS_WORKER_INTERVAL_MS", "200"),
+    ])
+    .await;
     pair.subscribe(QUEUE, "/hook").await;
     let explained = explain(pair.client(), QUEUE, None).await;
     assert_eq!(reason(&explained, "pg-v1"), "disabled by configuration");

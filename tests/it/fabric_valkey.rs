@@ -6,8 +6,8 @@ use serde_json::json;
 
 use crate::{
     fabric_world::{
-        BACK, Pair, TOLD, carrier, explain, keyed, median, metric, number, reason, selects, speak, subject_of, subscribe_with,
-        url,
+        BACK, Pair, TOLD, carrier, explain, keyed, median, metric, number, reason, selects, speak, subject_of,
+        subscribe_with, url,
     },
     support::{
         broker::Broker,
@@ -70,7 +70,9 @@ async fn a_stalled_server_is_named_while_work_goes_on_and_comes_back_by_itself()
             let explained = explain(pair.client(), TYPE, None).await;
             let why = reason(&explained, ID);
             let moved = explained["placement"]["selected"] == "pg-v1";
-            (moved && !why.is_empty()).then_some(()).ok_or(explained["placement"].to_string())
+            (moved && !why.is_empty())
+                .then_some(())
+                .ok_or(explained["placement"].to_string())
         })
         .await;
     })
@@ -104,7 +106,10 @@ async fn a_killed_server_costs_no_delivery_and_is_used_again_once_it_is_back() {
     broker.revive().await;
     pair.publish_until(&ledger, event, pair.selects(TYPE, ID, BACK)).await;
     // The other process must have come back as well: it is the one that hears.
-    eventually("both are connected", BACK, async || carrier(pair.worker.client(), ID).await["state"] == "up").await;
+    eventually("both are connected", BACK, async || {
+        carrier(pair.worker.client(), ID).await["state"] == "up"
+    })
+    .await;
     ledger.settle(&pair.receiver, SOON).await;
     assert!(pair.round(&event(1), SOON).await < Duration::from_secs(2));
     pair.all_sent_once(ledger.len() + 1, SOON).await;
@@ -115,7 +120,10 @@ async fn a_killed_server_costs_no_delivery_and_is_used_again_once_it_is_back() {
 async fn a_server_that_is_down_at_boot_hurts_nobody_and_is_used_once_it_is_up() {
     let (valkey, nats) = tokio::join!(Broker::valkey(), Broker::nats());
     valkey.kill();
-    let env = [("VALKEY_URL", url("redis", valkey.address())), ("NATS_URL", url("nats", nats.address()))];
+    let env = [
+        ("VALKEY_URL", url("redis", valkey.address())),
+        ("NATS_URL", url("nats", nats.address())),
+    ];
     let env: Vec<_> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let pair = Pair::start(&env).await;
     const NEWS: &str = "live.valkey.news";
@@ -141,10 +149,18 @@ async fn a_slow_server_opens_the_breaker_and_one_trial_at_a_time_closes_it_witho
     let ledger = Ledger::default().route_type("/hook", TYPE);
     // Slower than a call may take, and quick enough to be connected.
     proxy.delay(Duration::from_millis(200));
-    pair.publish_until(&ledger, event, pair.excludes(TYPE, ID, "breaker open (valkey-v1)", TOLD)).await;
+    pair.publish_until(
+        &ledger,
+        event,
+        pair.excludes(TYPE, ID, "breaker open (valkey-v1)", TOLD),
+    )
+    .await;
     ledger.settle(&pair.receiver, SOON).await;
     let opened = carrier(pair.client(), ID).await;
-    assert_eq!((&opened["state"], &opened["reason"]), (&json!("down"), &json!("breaker open (valkey-v1)")));
+    assert_eq!(
+        (&opened["state"], &opened["reason"]),
+        (&json!("down"), &json!("breaker open (valkey-v1)"))
+    );
     let failed = async || metric(pair.client(), r#"events_carrier_signals_total{carrier="valkey-v1""#).await;
     let before = failed().await;
     eventually("a trial failed and it is open for longer", BACK, async || {
@@ -155,7 +171,10 @@ async fn a_slow_server_opens_the_breaker_and_one_trial_at_a_time_closes_it_witho
     .await;
     // It is asked, and no signal is risked on it.
     assert!((failed().await - before).abs() < f64::EPSILON);
-    assert_eq!(reason(&explain(pair.client(), TYPE, None).await, ID), "breaker open (valkey-v1)");
+    assert_eq!(
+        reason(&explain(pair.client(), TYPE, None).await, ID),
+        "breaker open (valkey-v1)"
+    );
     proxy.restore();
     pair.selects(TYPE, ID, Duration::from_secs(60)).await;
     let closed = carrier(pair.client(), ID).await;
@@ -169,7 +188,10 @@ async fn a_slow_carrier_loses_to_the_floor_by_latency_and_wins_again_when_it_is_
     let broker = Broker::valkey().await;
     let proxy = Proxy::start(&broker.address()).await;
     // The floor promises 25 ms.
-    let env = [("VALKEY_URL", url("redis", proxy.address())), ("EVENTS_WORKER_INTERVAL_MS", "50".to_owned())];
+    let env = [
+        ("VALKEY_URL", url("redis", proxy.address())),
+        ("EVENTS_WORKER_INTERVAL_MS", "50".to_owned()),
+    ];
     let env: Vec<_> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let pair = Pair::start(&env).await;
     keyed(pair.client(), TYPE, "domain", "optional").await;
@@ -177,7 +199,12 @@ async fn a_slow_carrier_loses_to_the_floor_by_latency_and_wins_again_when_it_is_
     proxy.delay(Duration::from_millis(60));
     pair.selects(TYPE, "pg-v1", SOON).await;
     let explained = explain(pair.client(), TYPE, None).await;
-    assert_eq!(reason(&explained, ID), "", "it could be used: {}", explained["placement"]);
+    assert_eq!(
+        reason(&explained, ID),
+        "",
+        "it could be used: {}",
+        explained["placement"]
+    );
     proxy.restore();
     pair.selects(TYPE, ID, Duration::from_secs(60)).await;
 }
@@ -187,7 +214,8 @@ async fn a_key_drains_in_order_at_the_receivers_speed_once_the_breaker_has_close
     const EVENTS: usize = 2_000;
     const KEYS: usize = 40;
     let (_broker, proxy, pair) = through_a_proxy().await;
-    pair.receiver.answer_with("/hook", |_| Answer::status(204).after(Duration::from_millis(1)));
+    pair.receiver
+        .answer_with("/hook", |_| Answer::status(204).after(Duration::from_millis(1)));
     let ledger = Ledger::default().route_type("/hook", TYPE);
     proxy.cut();
     pair.worker.freeze();
@@ -203,7 +231,10 @@ async fn a_key_drains_in_order_at_the_receivers_speed_once_the_breaker_has_close
     const OTHER: &str = "live.valkey.other";
     pair.subscribe(OTHER, "/other").await;
     let before = Instant::now();
-    pair.client().publish(&envelope("live").event_type(OTHER)).await.expect(201);
+    pair.client()
+        .publish(&envelope("live").event_type(OTHER))
+        .await
+        .expect(201);
     pair.receiver.wait_calls_to("/other", 1, Duration::from_secs(10)).await;
     println!("an event to another subscription arrived after {:?}", before.elapsed());
     ledger.settle(&pair.receiver, Duration::from_secs(60)).await;
@@ -243,7 +274,14 @@ async fn forged_signals_cause_nothing_and_the_real_one_behind_them_arrives() {
     let unknown = json!({ "event_id": stranger.id(), "subscription_id": subscription }).to_string();
     let nobody = json!({ "event_id": stranger.id(), "subscription_id": "sub_01K7AAB2CD3EF4GH5JK6MN7PQR" }).to_string();
     let long = "x".repeat(10_000_000);
-    let entries: [&[u8]; 6] = [unknown.as_bytes(), nobody.as_bytes(), b"{}", b"\xff\x00\x01", b"", long.as_bytes()];
+    let entries: [&[u8]; 6] = [
+        unknown.as_bytes(),
+        nobody.as_bytes(),
+        b"{}",
+        b"\xff\x00\x01",
+        b"",
+        long.as_bytes(),
+    ];
     forge(&broker, &entries).await;
     pair.round(&event(1), SOON).await;
     pair.all_sent_once(1, SOON).await;
@@ -259,14 +297,18 @@ async fn a_signal_that_is_repeated_fifty_times_from_two_sides_sends_once() {
     keyed(pair.client(), TYPE, "domain", "optional").await;
     let subscription = pair.subscribe(TYPE, "/hook").await;
     pair.selects(TYPE, ID, SOON).await;
-    pair.receiver.answer_with("/hook", |_| Answer::status(204).after(Duration::from_millis(200)));
+    pair.receiver
+        .answer_with("/hook", |_| Answer::status(204).after(Duration::from_millis(200)));
     let event = event(1);
     let signal = json!({ "event_id": event.id(), "subscription_id": subscription }).to_string();
     let entries = vec![signal.as_bytes(); 25];
     pair.client().publish(&event).await.expect(201);
     tokio::join!(forge(&broker, &entries), forge(&broker, &entries));
     pair.all_sent_once(1, SOON).await;
-    stays("it is not sent again", Duration::from_secs(1), async || pair.receiver.calls().len() == 1).await;
+    stays("it is not sent again", Duration::from_secs(1), async || {
+        pair.receiver.calls().len() == 1
+    })
+    .await;
     assert!(other.is_alive());
 }
 
@@ -278,7 +320,11 @@ async fn signals_go_out_in_one_round_trip_for_each_window_and_not_for_each_deliv
     keyed(pair.client(), TYPE, "domain", "optional").await;
     for n in 0..SUBSCRIPTIONS {
         let endpoint = pair.receiver.url(&format!("/hook/{n}"));
-        subscribe_with(pair.client(), &json!({ "topic_pattern": TYPE, "endpoint": endpoint, "max_inflight": 50 })).await;
+        subscribe_with(
+            pair.client(),
+            &json!({ "topic_pattern": TYPE, "endpoint": endpoint, "max_inflight": 50 }),
+        )
+        .await;
     }
     pair.selects(TYPE, ID, SOON).await;
     let calls = r#"events_carrier_signal_seconds_count{carrier="valkey-v1""#;
@@ -287,12 +333,16 @@ async fn signals_go_out_in_one_round_trip_for_each_window_and_not_for_each_deliv
     let events: Vec<Envelope> = (0..20).map(event).collect();
     let answer = pair.client().publish_as("live", &batch(&events)).await;
     assert_eq!(answer.status, 201, "{}", answer.text);
-    pair.all_sent_once(events.len() * SUBSCRIPTIONS, Duration::from_secs(60)).await;
+    pair.all_sent_once(events.len() * SUBSCRIPTIONS, Duration::from_secs(60))
+        .await;
     let (trips, sent) = (
         metric(pair.client(), calls).await - before.0,
         metric(pair.client(), signals).await - before.1,
     );
-    println!("{} deliveries: {trips} round trips with {sent} signals", events.len() * SUBSCRIPTIONS);
+    println!(
+        "{} deliveries: {trips} round trips with {sent} signals",
+        events.len() * SUBSCRIPTIONS
+    );
     // One group, 40 subscriptions with work: 40 signals in one trip, or in two where the group was cut.
     assert!((1.0..=3.0).contains(&trips), "{trips} round trips");
     assert!((40.0..=120.0).contains(&sent), "{sent} signals");

@@ -80,7 +80,10 @@ impl Pair {
     /// Each with variables of its own.
     pub(crate) async fn start_with(publisher: &[(&str, &str)], worker: &[(&str, &str)]) -> Self {
         let (database, network, receiver) = tokio::join!(Database::create(), Network::start(), Receiver::start());
-        let quiet: Vec<_> = [("EVENTS_WORKER", "off"), NO_POLL].into_iter().chain(publisher.iter().copied()).collect();
+        let quiet: Vec<_> = [("EVENTS_WORKER", "off"), NO_POLL]
+            .into_iter()
+            .chain(publisher.iter().copied())
+            .collect();
         let busy: Vec<_> = [NO_POLL].into_iter().chain(worker.iter().copied()).collect();
         let (publisher, worker) = tokio::join!(
             Service::start(&database, &network, &quiet),
@@ -122,7 +125,9 @@ impl Pair {
             let explained = explain(self.client(), event_type, None).await;
             let reason = reason(&explained, carrier);
             let selected = text(&explained["placement"], "selected").to_owned();
-            (reason == because && selected == "pg-v1").then_some(()).ok_or(format!("{selected}; {reason:?}"))
+            (reason == because && selected == "pg-v1")
+                .then_some(())
+                .ok_or(format!("{selected}; {reason:?}"))
         })
         .await;
     }
@@ -133,7 +138,10 @@ impl Pair {
         let began = Instant::now();
         self.client().publish(event).await.expect(201);
         let calls = self.receiver.wait_calls(before + 1, deadline).await;
-        let call = calls.iter().find(|call| call.event_id() == event.id()).expect("what was published");
+        let call = calls
+            .iter()
+            .find(|call| call.event_id() == event.id())
+            .expect("what was published");
         call.arrived - began
     }
 
@@ -167,7 +175,11 @@ impl Pair {
 
     /// How many deliveries are recorded with this carrier.
     pub(crate) async fn placed_on(&self, carrier: &str) -> i64 {
-        number(&self.database, &format!("SELECT count(*) FROM deliveries WHERE carrier = '{carrier}'")).await
+        number(
+            &self.database,
+            &format!("SELECT count(*) FROM deliveries WHERE carrier = '{carrier}'"),
+        )
+        .await
     }
 
     /// Waits until every delivery is recorded as delivered, and fails where one was sent more than once.
@@ -176,7 +188,9 @@ impl Pair {
             let open = "SELECT count(*) FROM deliveries WHERE status <> 'delivered'";
             let open = number(&self.database, open).await;
             let calls = self.receiver.calls().len();
-            (open == 0 && calls >= count).then_some(()).ok_or(format!("{open} open, {calls} calls"))
+            (open == 0 && calls >= count)
+                .then_some(())
+                .ok_or(format!("{open} open, {calls} calls"))
         })
         .await;
         let calls = self.receiver.calls();
@@ -197,7 +211,9 @@ pub(crate) async fn selects(client: &Client, event_type: &str, carrier: &str, de
     eventually("explain names the carrier", deadline, async || {
         let explained = explain(client, event_type, None).await;
         let selected = text(&explained["placement"], "selected").to_owned();
-        (selected == carrier).then_some(()).ok_or(explained["placement"].to_string())
+        (selected == carrier)
+            .then_some(())
+            .ok_or(explained["placement"].to_string())
     })
     .await;
 }
@@ -229,14 +245,18 @@ pub(crate) async fn carriers(client: &Client) -> Vec<Value> {
 /// One carrier of a process.
 pub(crate) async fn carrier(client: &Client, id: &str) -> Value {
     let all = carriers(client).await;
-    all.into_iter().find(|carrier| carrier["id"] == id).expect("it is configured")
+    all.into_iter()
+        .find(|carrier| carrier["id"] == id)
+        .expect("it is configured")
 }
 
 /// Switches a carrier.
 pub(crate) async fn switch(client: &Client, id: &str, disabled: bool) -> Response {
     let body = json!({ "disabled": disabled });
     assert_valid("events.carrier-switch-request@1", &body);
-    let switched = client.put(&format!("/api/v1/carriers/{id}"), Some(&operator()), &body).await;
+    let switched = client
+        .put(&format!("/api/v1/carriers/{id}"), Some(&operator()), &body)
+        .await;
     if switched.status == 200 {
         assert_valid("events.carrier-result@1", &switched.body);
     }
@@ -250,7 +270,10 @@ pub(crate) async fn subscribe(client: &Client, event_type: &str, endpoint: &str)
 
 /// A subscription as it is asked for.
 pub(crate) async fn subscribe_with(client: &Client, body: &Value) -> String {
-    let created = client.post("/api/v1/subscriptions", Some(&client.service_token("chat")), body).await.expect(201);
+    let created = client
+        .post("/api/v1/subscriptions", Some(&client.service_token("chat")), body)
+        .await
+        .expect(201);
     text(&created, "id").to_owned()
 }
 
@@ -288,7 +311,10 @@ pub(crate) fn reason(explained: &Value, carrier: &str) -> String {
 
 /// The subject of a delivered event.
 pub(crate) fn subject_of(call: &Call) -> String {
-    call.json()["event"]["subject"]["id"].as_str().expect("a subject").to_owned()
+    call.json()["event"]["subject"]["id"]
+        .as_str()
+        .expect("a subject")
+        .to_owned()
 }
 
 /// The middle one.

@@ -193,7 +193,7 @@ fn a_policy_asks_for_the_same_class_wherever_it_is_read() {
                 );
                 let policy = Policy::parse(&document).expect("a policy");
                 let intent = Intent::parse(&document).expect("a policy");
-                assert_eq!(policy.carrier_class().as_str(), intent.class.label(), "{document}");
+                assert_eq!(policy.carrier_class(), intent.class, "{document}");
             }
         }
     }

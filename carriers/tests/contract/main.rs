@@ -88,7 +88,11 @@ for_every_carrier! {
 
 #[test]
 fn every_registered_carrier_is_tested() {
-    assert_eq!(TESTED, World::ids().collect::<Vec<_>>(), "name the new carrier in for_every_carrier!");
+    assert_eq!(
+        TESTED,
+        World::ids().collect::<Vec<_>>(),
+        "name the new carrier in for_every_carrier!"
+    );
 }
 
 #[test]
@@ -98,10 +102,21 @@ fn descriptors_say_what_the_fabric_relies_on() {
         assert!(!descriptor.classes.is_empty(), "{id} carries nothing");
         assert!(descriptor.default_latency_ms > 0.0, "{id}");
         assert!(descriptor.rate_card.starts_with("rc-"), "{id}");
-        assert!(descriptor.capabilities.contains(&"events:gateway"), "{id} could never be chosen");
-        let kept = ["events:durable", "events:ordered"].iter().all(|it| descriptor.capabilities.contains(it));
-        assert_eq!(descriptor.classes.contains(&Class::Stream), kept, "{id}: STREAM asks for both");
-        let same = REGISTRY.iter().filter(|other| other.id == id || other.rate_card == descriptor.rate_card);
+        assert!(
+            descriptor.capabilities.contains(&"events:gateway"),
+            "{id} could never be chosen"
+        );
+        let kept = ["events:durable", "events:ordered"]
+            .iter()
+            .all(|it| descriptor.capabilities.contains(it));
+        assert_eq!(
+            descriptor.classes.contains(&Class::Stream),
+            kept,
+            "{id}: STREAM asks for both"
+        );
+        let same = REGISTRY
+            .iter()
+            .filter(|other| other.id == id || other.rate_card == descriptor.rate_card);
         assert_eq!(same.count(), 1, "{id} or its rate card is there twice");
     }
     assert_eq!(REGISTRY[0].id, "pg-v1", "the floor comes first");
@@ -110,7 +125,10 @@ fn descriptors_say_what_the_fabric_relies_on() {
 #[test]
 fn what_is_not_configured_is_not_opened_and_what_is_wrong_is_named() {
     let opened = |id: &str, variables: &[(&'static str, &str)]| {
-        let variables = variables.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        let variables = variables
+            .iter()
+            .map(|(name, value)| (*name, (*value).to_owned()))
+            .collect();
         let descriptor = carriers::descriptor(id).expect("a registered carrier");
         open(descriptor, &variables, "test", support::process::now).map(|carrier| carrier.is_some())
     };
@@ -118,27 +136,65 @@ fn what_is_not_configured_is_not_opened_and_what_is_wrong_is_named() {
     for id in ["valkey-v1", "nats-v1", "nats-js-v1", "cloud-v1"] {
         assert_eq!(opened(id, &[]), Ok(false), "{id}");
     }
-    assert_eq!(opened("nats-js-v1", &[("NATS_URL", "nats://h"), ("NATS_JETSTREAM", "off")]), Ok(false));
+    assert_eq!(
+        opened("nats-js-v1", &[("NATS_URL", "nats://h"), ("NATS_JETSTREAM", "off")]),
+        Ok(false)
+    );
     assert_eq!(opened("nats-v1", &[("NATS_URL", "nats://token@h:4222")]), Ok(true));
     assert_eq!(opened("valkey-v1", &[("VALKEY_URL", "rediss://u:p@h/3")]), Ok(true));
     let wrong: &[(&str, &[(&'static str, &str)], &str)] = &[
         ("pg-v1", &[], "DATABASE_URL"),
-        ("pg-v1", &[("DATABASE_DIRECT_URL", "mysql://u:hush@h")], "DATABASE_DIRECT_URL"),
+        (
+            "pg-v1",
+            &[("DATABASE_DIRECT_URL", "mysql://u:hush@h")],
+            "DATABASE_DIRECT_URL",
+        ),
         ("valkey-v1", &[("VALKEY_URL", "http://u:hush@h")], "VALKEY_URL"),
         ("valkey-v1", &[("VALKEY_URL", "redis://u:hush@h/one")], "VALKEY_URL"),
         ("nats-v1", &[("NATS_URL", "http://u:hush@h")], "NATS_URL"),
-        ("nats-v1", &[("NATS_URL", "nats://h"), ("NATS_SUBJECT_PREFIX", "ov events.")], "NATS_SUBJECT_PREFIX"),
-        ("nats-v1", &[("NATS_URL", "nats://h"), ("NATS_SUBJECT_PREFIX", "ov.events")], "NATS_SUBJECT_PREFIX"),
-        ("nats-js-v1", &[("NATS_URL", "nats://h"), ("NATS_STREAM", "a.b")], "NATS_STREAM"),
-        ("nats-js-v1", &[("NATS_URL", "nats://h"), ("NATS_JETSTREAM", "maybe")], "NATS_JETSTREAM"),
+        (
+            "nats-v1",
+            &[("NATS_URL", "nats://h"), ("NATS_SUBJECT_PREFIX", "ov events.")],
+            "NATS_SUBJECT_PREFIX",
+        ),
+        (
+            "nats-v1",
+            &[("NATS_URL", "nats://h"), ("NATS_SUBJECT_PREFIX", "ov.events")],
+            "NATS_SUBJECT_PREFIX",
+        ),
+        (
+            "nats-js-v1",
+            &[("NATS_URL", "nats://h"), ("NATS_STREAM", "a.b")],
+            "NATS_STREAM",
+        ),
+        (
+            "nats-js-v1",
+            &[("NATS_URL", "nats://h"), ("NATS_JETSTREAM", "maybe")],
+            "NATS_JETSTREAM",
+        ),
         ("cloud-v1", &[("CLOUD_QUEUE_URL", "sqs://u:hush@h")], "CLOUD_QUEUE_URL"),
-        ("cloud-v1", &[("CLOUD_QUEUE_URL", "https://u:hush@h")], "CLOUD_QUEUE_URL"),
-        ("cloud-v1", &[("CLOUD_QUEUE_URL", "https://h"), ("CLOUD_QUEUE_SECRET_KEY", "hush")], "CLOUD_QUEUE_ACCESS_KEY"),
-        ("cloud-v1", &[("CLOUD_QUEUE_URL", "https://h"), ("CLOUD_QUEUE_CONSUME", "1")], "CLOUD_QUEUE_CONSUME"),
+        (
+            "cloud-v1",
+            &[("CLOUD_QUEUE_URL", "https://u:hush@h")],
+            "CLOUD_QUEUE_URL",
+        ),
+        (
+            "cloud-v1",
+            &[("CLOUD_QUEUE_URL", "https://h"), ("CLOUD_QUEUE_SECRET_KEY", "hush")],
+            "CLOUD_QUEUE_ACCESS_KEY",
+        ),
+        (
+            "cloud-v1",
+            &[("CLOUD_QUEUE_URL", "https://h"), ("CLOUD_QUEUE_CONSUME", "1")],
+            "CLOUD_QUEUE_CONSUME",
+        ),
     ];
     for (id, variables, named) in wrong {
         let told = opened(id, variables).expect_err("a mistake");
-        assert!(told.contains(named) && !told.contains("hush"), "{id} with {variables:?}: {told}");
+        assert!(
+            told.contains(named) && !told.contains("hush"),
+            "{id} with {variables:?}: {told}"
+        );
     }
 }
 
@@ -155,7 +211,9 @@ async fn offered_once(world: World) {
     let (one, two) = world.pair().await;
     for class in world.descriptor.classes {
         let class = *class;
-        let batches: Vec<Vec<Signal>> = (0..20).map(|n| (0..1 + n % 12).map(|_| unique(class)).collect()).collect();
+        let batches: Vec<Vec<Signal>> = (0..20)
+            .map(|n| (0..1 + n % 12).map(|_| unique(class)).collect())
+            .collect();
         for batch in &batches {
             one.send(class, batch).await.expect("a healthy broker takes it");
         }
@@ -164,7 +222,11 @@ async fn offered_once(world: World) {
         eventually("all arrive", SOON, async || {
             let heard = counted(listeners);
             let missing = sent.iter().filter(|signal| !heard.contains_key(signal)).count();
-            if missing == 0 { Ok(()) } else { Err(format!("{missing} of {} are missing", sent.len())) }
+            if missing == 0 {
+                Ok(())
+            } else {
+                Err(format!("{missing} of {} are missing", sent.len()))
+            }
         })
         .await;
         let heard = counted(listeners);
@@ -185,8 +247,13 @@ async fn cut(world: World) {
     world.line.cut();
     one.stands(world.severed(), NOTICED).await;
     let started = Instant::now();
-    one.send(class, &[unique(class)]).await.expect_err("nobody could take it");
-    assert!(started.elapsed() < Duration::from_secs(1), "a refused connection is no reason to wait");
+    one.send(class, &[unique(class)])
+        .await
+        .expect_err("nobody could take it");
+    assert!(
+        started.elapsed() < Duration::from_secs(1),
+        "a refused connection is no reason to wait"
+    );
     assert!(one.runs() && two.runs(), "a lost broker is no reason to end");
     world.line.restore();
     world.connected(&one).await;
@@ -199,7 +266,9 @@ async fn silent(world: World) {
     let (one, two) = world.pair().await;
     world.line.stall();
     one.stands(world.severed(), NOTICED).await;
-    one.send(class, &[unique(class)]).await.expect_err("nobody could take it");
+    one.send(class, &[unique(class)])
+        .await
+        .expect_err("nobody could take it");
     assert!(one.runs() && two.runs());
     world.line.restore();
     world.connected(&one).await;
@@ -215,7 +284,9 @@ async fn away_at_start(world: World) {
         one.runs() && one.carrier.health() == world.severed()
     })
     .await;
-    one.send(class, &[unique(class)]).await.expect_err("nobody could take it");
+    one.send(class, &[unique(class)])
+        .await
+        .expect_err("nobody could take it");
     world.line.restore();
     world.connected(&one).await;
     world.connected(&two).await;
@@ -254,7 +325,11 @@ async fn full_way_in(world: World) {
     world.connected(&deaf).await;
     for class in world.descriptor.classes {
         // To itself where processes share, else from another one.
-        let other = if world.shares(*class) { None } else { Some(world.process()) };
+        let other = if world.shares(*class) {
+            None
+        } else {
+            Some(world.process())
+        };
         if let Some(other) = &other {
             world.connected(other).await;
         }
@@ -284,7 +359,11 @@ async fn one_round_trip(world: World) {
     let many: Vec<_> = (0..500).map(|_| unique(class)).collect();
     let started = Instant::now();
     one.send(class, &many).await.expect("a slow broker takes them too");
-    assert!(started.elapsed() < Duration::from_millis(600), "{:?} for one round trip of 200 ms", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_millis(600),
+        "{:?} for one round trip of 200 ms",
+        started.elapsed()
+    );
 }
 
 /// A queue takes ten at a time; eight times ten are under way at once.
@@ -294,8 +373,14 @@ async fn batches_at_once(world: World) {
     one.send(Class::Queue, &many[..40]).await.expect("a healthy queue");
     world.line.delay(Duration::from_millis(200));
     let started = Instant::now();
-    one.send(Class::Queue, &many[40..]).await.expect("a slow queue takes them too");
-    assert!(started.elapsed() < Duration::from_millis(1500), "{:?} for four requests at once", started.elapsed());
+    one.send(Class::Queue, &many[40..])
+        .await
+        .expect("a slow queue takes them too");
+    assert!(
+        started.elapsed() < Duration::from_millis(1500),
+        "{:?} for four requests at once",
+        started.elapsed()
+    );
 }
 
 async fn dripping(world: World) {
@@ -351,7 +436,13 @@ async fn nothing_grows_in_a_long_outage() {
     outage(300).await;
     let grown = resident_bytes().saturating_sub(bytes_before);
     assert!(grown < 48 * 1024 * 1024, "{grown} bytes more than before");
-    let settled = async || if tasks() <= tasks_before + 20 { Ok(()) } else { Err(format!("{} tasks", tasks())) };
+    let settled = async || {
+        if tasks() <= tasks_before + 20 {
+            Ok(())
+        } else {
+            Err(format!("{} tasks", tasks()))
+        }
+    };
     eventually("no task is left of what was given up", SOON, settled).await;
     for (world, process) in &processes {
         world.line.restore();
@@ -370,7 +461,10 @@ fn resident_bytes() -> usize {
 async fn a_class_that_a_carrier_does_not_carry_is_refused() {
     for id in World::ids() {
         let world = World::of(id).await;
-        for class in Class::ALL.into_iter().filter(|class| !world.descriptor.classes.contains(class)) {
+        for class in Class::ALL
+            .into_iter()
+            .filter(|class| !world.descriptor.classes.contains(class))
+        {
             let process = Process::open(world.descriptor, &world.variables);
             let refused = within("an answer", SOON, process.send(class, &[unique(class)])).await;
             assert!(

@@ -39,12 +39,23 @@ async fn the_stream_and_its_consumer_have_the_documented_limits() {
     assert_eq!(config.subjects, ["ov.events.fabric.stream.>"]);
     assert_eq!(
         (config.retention, config.storage, config.discard, config.num_replicas),
-        (stream::RetentionPolicy::Limits, stream::StorageType::File, stream::DiscardPolicy::Old, 1)
+        (
+            stream::RetentionPolicy::Limits,
+            stream::StorageType::File,
+            stream::DiscardPolicy::Old,
+            1
+        )
     );
-    assert_eq!((config.max_age, config.duplicate_window), (Duration::from_secs(86_400), Duration::from_secs(120)));
+    assert_eq!(
+        (config.max_age, config.duplicate_window),
+        (Duration::from_secs(86_400), Duration::from_secs(120))
+    );
     assert_eq!((config.max_message_size, config.max_bytes), (1024, 256 * 1024 * 1024));
     let consumers: Vec<_> = futures_util::StreamExt::collect(stream.consumer_names()).await;
-    let consumers: Vec<_> = consumers.into_iter().map(|name: Result<String, _>| name.expect("a name")).collect();
+    let consumers: Vec<_> = consumers
+        .into_iter()
+        .map(|name: Result<String, _>| name.expect("a name"))
+        .collect();
     assert_eq!(consumers, [CONSUMER], "one for all processes");
 }
 
@@ -54,7 +65,13 @@ async fn a_stream_or_consumer_that_is_deleted_is_made_again() {
     let one = process(&broker);
     one.stands(Health::Up, SOON).await;
     one.reaches_any(&[&one], Class::Stream).await;
-    context.get_stream(STREAM).await.expect("the stream").delete_consumer(CONSUMER).await.expect("deleted");
+    context
+        .get_stream(STREAM)
+        .await
+        .expect("the stream")
+        .delete_consumer(CONSUMER)
+        .await
+        .expect("deleted");
     one.reaches_any(&[&one], Class::Stream).await;
     context.delete_stream(STREAM).await.expect("deleted");
     one.reaches_any(&[&one], Class::Stream).await;
@@ -74,7 +91,13 @@ async fn a_stream_that_exists_is_used_as_it_is() {
     let one = process(&broker);
     one.stands(Health::Up, SOON).await;
     one.reaches_any(&[&one], Class::Stream).await;
-    let info = context.get_stream(STREAM).await.expect("the stream").get_info().await.expect("its info");
+    let info = context
+        .get_stream(STREAM)
+        .await
+        .expect("the stream")
+        .get_info()
+        .await
+        .expect("its info");
     assert_eq!(info.config.max_messages, 7);
 }
 
@@ -116,13 +139,27 @@ async fn strange_messages_are_acknowledged_and_what_is_behind_them_arrives() {
     let one = process(&broker);
     one.stands(Health::Up, SOON).await;
     let long = "x".repeat(900);
-    for message in ["", "nonsense", r#"{"event_id":1}"#, r#"{"event_id":"a b","subscription_id":"s"}"#, &long] {
-        let stored = context.publish("ov.events.fabric.stream.abc", message.to_owned().into()).await.expect("published");
+    for message in [
+        "",
+        "nonsense",
+        r#"{"event_id":1}"#,
+        r#"{"event_id":"a b","subscription_id":"s"}"#,
+        &long,
+    ] {
+        let stored = context
+            .publish("ov.events.fabric.stream.abc", message.to_owned().into())
+            .await
+            .expect("published");
         stored.await.expect("stored");
     }
-    context.publish("ov.events.fabric.stream.abc", b"\xff\x00".as_slice().into()).await.expect("published");
+    context
+        .publish("ov.events.fabric.stream.abc", b"\xff\x00".as_slice().into())
+        .await
+        .expect("published");
     let real = unique(Class::Stream);
-    one.send(Class::Stream, std::slice::from_ref(&real)).await.expect("stored");
+    one.send(Class::Stream, std::slice::from_ref(&real))
+        .await
+        .expect("stored");
     eventually("the real one arrives", SOON, async || one.signals() == [real.clone()]).await;
     acknowledged(&context).await;
 }
@@ -150,7 +187,11 @@ async fn a_signal_is_acknowledged_when_it_was_handled_and_not_before() {
     one.send(Class::Stream, &[unique(Class::Stream)]).await.expect("stored");
     let arrival = arrivals.next().await.expect("an arrival");
     let stream = context.get_stream(STREAM).await.expect("the stream");
-    let taken = stream.consumer_info(CONSUMER).await.expect("the consumer").num_ack_pending;
+    let taken = stream
+        .consumer_info(CONSUMER)
+        .await
+        .expect("the consumer")
+        .num_ack_pending;
     assert_eq!(taken, 1, "acknowledged before it was handled");
     drop(arrival);
     acknowledged(&context).await;
@@ -177,7 +218,12 @@ async fn what_a_killed_process_took_is_delivered_again_to_another() {
     let message = serde_json::to_string(&signal).expect("JSON");
     // The dead process: it asks first, takes the message and is never heard of again.
     let mut dead = consumer.fetch().max_messages(1).messages().await.expect("a pull");
-    context.publish("ov.events.fabric.stream._", message.into()).await.expect("published").await.expect("stored");
+    context
+        .publish("ov.events.fabric.stream._", message.into())
+        .await
+        .expect("published")
+        .await
+        .expect("stored");
     let _taken = futures_util::StreamExt::next(&mut dead).await;
     eventually("it arrives after all", SOON, async || two.signals().contains(&signal)).await;
 }
@@ -189,13 +235,19 @@ async fn the_same_delivery_can_be_signalled_again() {
     world.connected(&one).await;
     let signal: Signal = unique(Class::Stream);
     for times in 1..=3 {
-        one.send(Class::Stream, std::slice::from_ref(&signal)).await.expect("stored");
+        one.send(Class::Stream, std::slice::from_ref(&signal))
+            .await
+            .expect("stored");
         eventually("it arrives each time", SOON, async || one.signals().len() == times).await;
     }
     // Within one call it is the same news.
-    one.send(Class::Stream, &[signal.clone(), signal.clone()]).await.expect("stored");
+    one.send(Class::Stream, &[signal.clone(), signal.clone()])
+        .await
+        .expect("stored");
     let other = unique(Class::Stream);
-    one.send(Class::Stream, std::slice::from_ref(&other)).await.expect("stored");
+    one.send(Class::Stream, std::slice::from_ref(&other))
+        .await
+        .expect("stored");
     eventually("the last arrives", SOON, async || one.signals().contains(&other)).await;
     assert_eq!(one.signals().len(), 5);
     one.carrier.probe().await.expect("an answer");

@@ -54,7 +54,10 @@ async fn a_refusal_on_an_open_connection_is_named_within_two_seconds_and_ends_wh
     broker.reload(&mute);
     let denied = Health::permission_denied("nats-v1");
     one.stands(denied.clone(), std::time::Duration::from_secs(3)).await;
-    assert_eq!(one.send(Class::Topic, &[unique(Class::Topic)]).await, Err(SignalError::Denied));
+    assert_eq!(
+        one.send(Class::Topic, &[unique(Class::Topic)]).await,
+        Err(SignalError::Denied)
+    );
     // A connection that is opened while it is still refused changes nothing.
     broker.kill();
     broker.revive().await;
@@ -69,10 +72,14 @@ async fn a_refusal_on_an_open_connection_is_named_within_two_seconds_and_ends_wh
 async fn users_that_may_not_publish_or_not_subscribe_or_not_at_all_are_denied() {
     for permissions in [r#"publish: { deny: ">" }"#, r#"subscribe: { deny: ">" }"#] {
         let broker = Broker::nats_with(&configuration(permissions)).await;
-        process(&broker).stands(Health::permission_denied("nats-v1"), NOTICED).await;
+        process(&broker)
+            .stands(Health::permission_denied("nats-v1"), NOTICED)
+            .await;
     }
     let broker = Broker::nats_with("authorization { user: other, password: other }").await;
-    process(&broker).stands(Health::permission_denied("nats-v1"), NOTICED).await;
+    process(&broker)
+        .stands(Health::permission_denied("nats-v1"), NOTICED)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -86,10 +93,23 @@ async fn strange_messages_say_nothing_and_what_is_behind_them_arrives() {
     let nested = format!(r#"{{"from":"x","ids":{}"#, "[".repeat(10_000));
     let ids: Vec<String> = (0..1500).map(|n| format!("evt_{n}")).collect();
     let many = serde_json::json!({ "from": "x", "ids": ids }).to_string();
-    for message in ["", "{}", "nonsense", r#"{"rows":[{"id":"evt_forged"}]}"#, &large, &nested] {
-        anybody.publish(SUBJECT, message.to_owned().into()).await.expect("published");
+    for message in [
+        "",
+        "{}",
+        "nonsense",
+        r#"{"rows":[{"id":"evt_forged"}]}"#,
+        &large,
+        &nested,
+    ] {
+        anybody
+            .publish(SUBJECT, message.to_owned().into())
+            .await
+            .expect("published");
     }
-    anybody.publish(SUBJECT, b"\xff\x00".as_slice().into()).await.expect("published");
+    anybody
+        .publish(SUBJECT, b"\xff\x00".as_slice().into())
+        .await
+        .expect("published");
     anybody.publish(SUBJECT, many.into()).await.expect("published");
     anybody.flush().await.expect("sent");
     let real = unique(Class::Topic);
@@ -133,6 +153,9 @@ async fn whoever_may_have_missed_something_is_told_to_look_at_everything() {
     world.connected(&one).await;
     one.heard.lock().clear();
     world.line.drop_connections();
-    eventually("it looks at everything", SOON, async || one.heard.lock().contains(&Heard::Everything)).await;
+    eventually("it looks at everything", SOON, async || {
+        one.heard.lock().contains(&Heard::Everything)
+    })
+    .await;
     one.carrier.probe().await.expect("an answer");
 }

@@ -23,13 +23,19 @@ async fn world() -> (World, MultiplexedConnection) {
 async fn admin(world: &World) -> MultiplexedConnection {
     let url = format!("redis://admin:admin@{}", world.broker().expect("its own").address());
     let client = redis::Client::open(url).expect("an address");
-    client.get_multiplexed_async_connection().await.expect("the broker answers")
+    client
+        .get_multiplexed_async_connection()
+        .await
+        .expect("the broker answers")
 }
 
 async fn ask(connection: &mut MultiplexedConnection, words: &[&str]) -> Value {
     let mut command = cmd(words[0]);
     words[1..].iter().for_each(|word| drop(command.arg(word)));
-    command.query_async(connection).await.unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    command
+        .query_async(connection)
+        .await
+        .unwrap_or_else(|error| panic!("{words:?}: {error}"))
 }
 
 async fn number(connection: &mut MultiplexedConnection, words: &[&str]) -> i64 {
@@ -50,7 +56,11 @@ async fn emptied(admin: &mut MultiplexedConnection) {
     eventually("the stream is empty", SOON, async || {
         let left = number(&mut admin, &["XLEN", STREAM]).await;
         let pending = number(&mut admin, &["XPENDING", STREAM, "workers"]).await;
-        if (left, pending) == (0, 0) { Ok(()) } else { Err(format!("{left} entries, {pending} pending")) }
+        if (left, pending) == (0, 0) {
+            Ok(())
+        } else {
+            Err(format!("{left} entries, {pending} pending"))
+        }
     })
     .await;
 }
@@ -63,7 +73,9 @@ async fn entries_have_the_documented_form_and_are_gone_once_handed_over() {
     let mut arrivals = deaf.run_unheard(8);
     world.connected(&deaf).await;
     let signal = unique(Class::Queue);
-    deaf.send(Class::Queue, std::slice::from_ref(&signal)).await.expect("it is taken");
+    deaf.send(Class::Queue, std::slice::from_ref(&signal))
+        .await
+        .expect("it is taken");
     let arrival = loop {
         let arrival = arrivals.next().await.expect("an arrival");
         if arrival.heard != Heard::Everything {
@@ -71,7 +83,11 @@ async fn entries_have_the_documented_form_and_are_gone_once_handed_over() {
         }
     };
     assert_eq!(arrival.heard, Heard::Signals(vec![signal.clone()]));
-    assert_eq!(number(&mut admin, &["XPENDING", STREAM, "workers"]).await, 1, "acknowledged before it was handled");
+    assert_eq!(
+        number(&mut admin, &["XPENDING", STREAM, "workers"]).await,
+        1,
+        "acknowledged before it was handled"
+    );
     let entry = format!("{:?}", ask(&mut admin, &["XRANGE", STREAM, "-", "+"]).await);
     let subscription_id = signal.subscription_id.as_deref().expect("a delivery");
     for part in ["\"d\"", "\"a\"", "\"m\"", &signal.event_id, subscription_id] {
@@ -93,33 +109,77 @@ async fn strange_entries_are_acknowledged_and_ignored_and_what_is_behind_them_ar
     let long = "x".repeat(10_000_000);
     let nested = format!("{{\"event_id\":{}", "[".repeat(10_000));
     let strange: &[&[&str]] = &[
-        &["d", ""], &["d", "nonsense"], &["d", &long], &["d", &nested], &["x", "y"], &[&long, "y"],
-        &["d", r#"{"event_id":7,"subscription_id":"s"}"#], &["d", r#"{"event_id":"a b","subscription_id":"s"}"#],
+        &["d", ""],
+        &["d", "nonsense"],
+        &["d", &long],
+        &["d", &nested],
+        &["x", "y"],
+        &[&long, "y"],
+        &["d", r#"{"event_id":7,"subscription_id":"s"}"#],
+        &["d", r#"{"event_id":"a b","subscription_id":"s"}"#],
     ];
     for fields in strange {
         ask(&mut admin, &[&["XADD", STREAM, "*"], *fields].concat()).await;
     }
-    let foreign = cmd("XADD").arg(STREAM).arg("*").arg(b"\xff\xfe\x00".as_slice()).arg(b"\xc3\x28".as_slice()).to_owned();
-    foreign.query_async::<()>(&mut admin).await.expect("Valkey takes any bytes");
+    let foreign = cmd("XADD")
+        .arg(STREAM)
+        .arg("*")
+        .arg(b"\xff\xfe\x00".as_slice())
+        .arg(b"\xc3\x28".as_slice())
+        .to_owned();
+    foreign
+        .query_async::<()>(&mut admin)
+        .await
+        .expect("Valkey takes any bytes");
     // Ids that exist nowhere are plausible: only the database knows, so they are handed over.
-    ask(&mut admin, &["XADD", STREAM, "*", "d", r#"{"event_id":"evt_nowhere","subscription_id":"sub_nowhere"}"#]).await;
-    for message in ["", "nonsense", r#"{"from":"x","ids":"evt"}"#, r#"{"rows":[{"id":"evt_forged"}]}"#, &long] {
+    ask(
+        &mut admin,
+        &[
+            "XADD",
+            STREAM,
+            "*",
+            "d",
+            r#"{"event_id":"evt_nowhere","subscription_id":"sub_nowhere"}"#,
+        ],
+    )
+    .await;
+    for message in [
+        "",
+        "nonsense",
+        r#"{"from":"x","ids":"evt"}"#,
+        r#"{"rows":[{"id":"evt_forged"}]}"#,
+        &long,
+    ] {
         ask(&mut admin, &["PUBLISH", CHANNEL, message]).await;
     }
-    ask(&mut admin, &["PUBLISH", CHANNEL, r#"{"from":"x","ids":[1,"evt_only"]}"#]).await;
+    ask(
+        &mut admin,
+        &["PUBLISH", CHANNEL, r#"{"from":"x","ids":[1,"evt_only"]}"#],
+    )
+    .await;
     let real = unique(Class::Queue);
-    one.send(Class::Queue, std::slice::from_ref(&real)).await.expect("it is taken");
+    one.send(Class::Queue, std::slice::from_ref(&real))
+        .await
+        .expect("it is taken");
     emptied(&mut admin).await;
     let signal = |event_id: &str, subscription_id: Option<&str>| Signal {
         event_id: event_id.into(),
         subscription_id: subscription_id.map(Into::into),
     };
-    let mut wanted = vec![real, signal("evt_nowhere", Some("sub_nowhere")), signal("evt_only", None)];
+    let mut wanted = vec![
+        real,
+        signal("evt_nowhere", Some("sub_nowhere")),
+        signal("evt_only", None),
+    ];
     wanted.sort();
     eventually("the real ones arrive", SOON, async || {
         let mut heard = one.signals();
         heard.sort();
-        if heard == wanted { Ok(()) } else { Err(format!("{heard:?}")) }
+        if heard == wanted {
+            Ok(())
+        } else {
+            Err(format!("{heard:?}"))
+        }
     })
     .await;
 }
@@ -128,7 +188,11 @@ async fn strange_entries_are_acknowledged_and_ignored_and_what_is_behind_them_ar
 async fn a_flushed_or_deleted_stream_is_made_again() {
     let (world, mut admin) = world().await;
     let (one, two) = world.pair().await;
-    for removal in [&["FLUSHALL"][..], &["DEL", STREAM], &["XGROUP", "DESTROY", STREAM, "workers"]] {
+    for removal in [
+        &["FLUSHALL"][..],
+        &["DEL", STREAM],
+        &["XGROUP", "DESTROY", STREAM, "workers"],
+    ] {
         ask(&mut admin, removal).await;
         one.reaches_any(&[&one, &two], Class::Queue).await;
         assert_eq!(one.carrier.health(), Health::Up, "after {removal:?}");
@@ -143,7 +207,10 @@ async fn a_key_of_another_kind_is_survived() {
     world.connected(&one).await;
     ask(&mut admin, &["DEL", STREAM]).await;
     ask(&mut admin, &["SET", STREAM, "no stream"]).await;
-    eventually("signals fail", SOON, async || one.send(Class::Queue, &[unique(Class::Queue)]).await.is_err()).await;
+    eventually("signals fail", SOON, async || {
+        one.send(Class::Queue, &[unique(Class::Queue)]).await.is_err()
+    })
+    .await;
     ask(&mut admin, &["DEL", STREAM]).await;
     world.connected(&one).await;
     one.reaches_any(&[&one], Class::Queue).await;
@@ -216,16 +283,37 @@ async fn what_a_dead_process_took_is_reclaimed() {
         let id = ask(&mut admin, &["XADD", STREAM, "*", "d", &message]).await;
         let Value::BulkString(id) = id else { panic!("an id") };
         let id = String::from_utf8(id).expect("text");
-        ask(&mut admin, &["XREADGROUP", "GROUP", "workers", "ghost", "COUNT", "1", "STREAMS", STREAM, ">"]).await;
+        ask(
+            &mut admin,
+            &[
+                "XREADGROUP",
+                "GROUP",
+                "workers",
+                "ghost",
+                "COUNT",
+                "1",
+                "STREAMS",
+                STREAM,
+                ">",
+            ],
+        )
+        .await;
         // The last one was taken just now and is still the ghost's.
         if n < 249 {
-            ask(&mut admin, &["XCLAIM", STREAM, "workers", "ghost", "0", &id, "IDLE", "120000"]).await;
+            ask(
+                &mut admin,
+                &["XCLAIM", STREAM, "workers", "ghost", "0", &id, "IDLE", "120000"],
+            )
+            .await;
             left.push(signal);
         }
     }
     let one = world.process();
     world.connected(&one).await;
-    eventually("what was left arrives", SOON, async || one.signals().len() >= left.len()).await;
+    eventually("what was left arrives", SOON, async || {
+        one.signals().len() >= left.len()
+    })
+    .await;
     let mut heard = one.signals();
     (heard.sort(), left.sort());
     assert_eq!(heard, left, "all that was idle, and nothing that was not");
@@ -246,7 +334,10 @@ async fn a_stream_that_nobody_reads_stays_bounded() {
         sent += batch.len();
     }
     let length = number(&mut admin, &["XLEN", STREAM]).await;
-    assert!((100_000..102_000).contains(&length), "{length} of {more} entries are kept");
+    assert!(
+        (100_000..102_000).contains(&length),
+        "{length} of {more} entries are kept"
+    );
     one.stop().await;
 }
 

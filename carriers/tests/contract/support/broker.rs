@@ -41,7 +41,16 @@ impl Broker {
         let file = directory.join("nats-server.conf");
         fs::write(&file, configuration).expect("a file of its own");
         let store = directory.join("store");
-        let arguments = ["-c", text(&file), "-a", "127.0.0.1", "-p", &port.to_string(), "-sd", text(&store)];
+        let arguments = [
+            "-c",
+            text(&file),
+            "-a",
+            "127.0.0.1",
+            "-p",
+            &port.to_string(),
+            "-sd",
+            text(&store),
+        ];
         Self::start("OV_NATS_SERVER", "nats", &arguments, directory.clone(), port).await
     }
 
@@ -53,8 +62,18 @@ impl Broker {
         fs::write(&file, users).expect("a file of its own");
         let own = directory.clone();
         let arguments = [
-            "--bind", "127.0.0.1", "--port", &port.to_string(), "--dir", text(&own), "--save", "", "--appendonly", "no",
-            "--aclfile", text(&file),
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            &port.to_string(),
+            "--dir",
+            text(&own),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--aclfile",
+            text(&file),
         ];
         Self::start("OV_VALKEY_SERVER", "valkey", &arguments, directory, port).await
     }
@@ -123,7 +142,10 @@ impl Broker {
     fn signal(&self, name: &str) {
         let child = self.child.lock();
         let id = child.as_ref().expect("a running server").id();
-        let done = Command::new("kill").arg(format!("-{name}")).arg(id.to_string()).status();
+        let done = Command::new("kill")
+            .arg(format!("-{name}"))
+            .arg(id.to_string())
+            .status();
         assert!(done.is_ok_and(|status| status.success()), "kill -{name} {id}");
     }
 }
@@ -137,8 +159,12 @@ impl Drop for Broker {
 
 /// A file of `deploy/`, for the tests of the crate and for those of the service.
 fn shipped(name: &str) -> String {
-    let mut folders = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().map(|folder| folder.join("deploy"));
-    let deploy = folders.find(|folder| folder.is_dir()).expect("deploy/ of the repository");
+    let mut folders = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .map(|folder| folder.join("deploy"));
+    let deploy = folders
+        .find(|folder| folder.is_dir())
+        .expect("deploy/ of the repository");
     fs::read_to_string(deploy.join(name)).expect("a shipped configuration")
 }
 

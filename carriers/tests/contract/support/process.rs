@@ -26,7 +26,12 @@ pub(crate) fn now() -> SystemTime {
 }
 
 /// Opens a carrier as one more process would.
-pub(crate) fn open(descriptor: &Descriptor, variables: &Variables, instance: &str, clock: fn() -> SystemTime) -> Opened {
+pub(crate) fn open(
+    descriptor: &Descriptor,
+    variables: &Variables,
+    instance: &str,
+    clock: fn() -> SystemTime,
+) -> Opened {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let tls = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -65,7 +70,9 @@ impl Process {
 
     /// A process that has opened the carrier and does not run it.
     pub(crate) fn open(descriptor: &Descriptor, variables: &Variables) -> Self {
-        let carrier = open(descriptor, variables, &new_instance(), now).expect("good variables").expect("configured");
+        let carrier = open(descriptor, variables, &new_instance(), now)
+            .expect("good variables")
+            .expect("configured");
         Self {
             carrier,
             heard: Arc::default(),
@@ -136,7 +143,9 @@ impl Process {
     pub(crate) async fn stop(&mut self) {
         let (stop, task) = self.running.take().expect("it runs");
         stop.cancel();
-        within("run stops when told", Duration::from_secs(3), task).await.expect("run does not panic");
+        within("run stops when told", Duration::from_secs(3), task)
+            .await
+            .expect("run does not panic");
     }
 
     /// Sends signals until one is heard by any of these: it works again.

@@ -21,8 +21,13 @@ pub(crate) struct Queue {
 impl Queue {
     /// Makes a queue.
     pub(crate) async fn new(name: &str) -> Self {
-        let mut url: Url = required("OV_TEST_SQS_URL", "sqs").parse().expect("OV_TEST_SQS_URL is an address");
-        let path = url.path().rsplit_once('/').map(|(account, _)| format!("{account}/{name}"));
+        let mut url: Url = required("OV_TEST_SQS_URL", "sqs")
+            .parse()
+            .expect("OV_TEST_SQS_URL is an address");
+        let path = url
+            .path()
+            .rsplit_once('/')
+            .map(|(account, _)| format!("{account}/{name}"));
         url.set_path(&path.expect("the path of a queue"));
         let queue = Self {
             url,
@@ -40,19 +45,33 @@ impl Queue {
 
     /// How many messages wait in it, and how many are received and not deleted.
     pub(crate) async fn counts(&self) -> (u32, u32) {
-        let answer = self.ask(&[("Action", "GetQueueAttributes"), ("AttributeName.1", "All")]).await;
+        let answer = self
+            .ask(&[("Action", "GetQueueAttributes"), ("AttributeName.1", "All")])
+            .await;
         let count = |name: &str| -> u32 {
-            let value = answer.split_once(&format!("<Name>{name}</Name>")).expect("the attribute").1;
-            let value = value.split_once("<Value>").and_then(|(_, rest)| rest.split_once('<')).expect("its value").0;
+            let value = answer
+                .split_once(&format!("<Name>{name}</Name>"))
+                .expect("the attribute")
+                .1;
+            let value = value
+                .split_once("<Value>")
+                .and_then(|(_, rest)| rest.split_once('<'))
+                .expect("its value")
+                .0;
             value.parse().expect("a number")
         };
-        (count("ApproximateNumberOfMessages"), count("ApproximateNumberOfMessagesNotVisible"))
+        (
+            count("ApproximateNumberOfMessages"),
+            count("ApproximateNumberOfMessagesNotVisible"),
+        )
     }
 
     async fn ask(&self, parameters: &[(&str, &str)]) -> String {
         let form = {
             let mut form = form_urlencoded::Serializer::new(String::new());
-            form.append_pair("Version", "2012-11-05").extend_pairs(parameters).finish()
+            form.append_pair("Version", "2012-11-05")
+                .extend_pairs(parameters)
+                .finish()
         };
         let identity = Credentials::new(&self.access_key, &self.secret_key, None, None, "test").into();
         let signing = v4::SigningParams::builder()
@@ -68,7 +87,11 @@ impl Queue {
         let body = SignableBody::Bytes(form.as_bytes());
         let signable = SignableRequest::new("POST", self.url.as_str(), headers.into_iter(), body).expect("a request");
         let (signed, _) = sign(signable, &signing).expect("a signature").into_parts();
-        let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(20)).build().expect("a client");
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .timeout(Duration::from_secs(20))
+            .build()
+            .expect("a client");
         let mut request = client.post(self.url.clone()).body(form);
         for (name, value) in headers.into_iter().chain(signed.headers()) {
             request = request.header(name, value);

@@ -45,7 +45,11 @@ impl World {
                 let mut url: Url = database.url();
                 let line = Proxy::start(&format!("{}:{}", host(&url), url.port().unwrap_or(5432))).await;
                 redirect(&mut url, &line);
-                (Backing::Database(database), line, vec![("DATABASE_DIRECT_URL", url.to_string())])
+                (
+                    Backing::Database(database),
+                    line,
+                    vec![("DATABASE_DIRECT_URL", url.to_string())],
+                )
             }
             "valkey-v1" => {
                 let broker = Broker::valkey().await;
@@ -145,9 +149,14 @@ impl Database {
             server: required("OV_TEST_PG_URL", "postgres"),
             name: new_instance().replace('-', "_"),
         };
-        let mut admin = PgConnection::connect(&database.server).await.expect("the server of OV_TEST_PG_URL answers");
+        let mut admin = PgConnection::connect(&database.server)
+            .await
+            .expect("the server of OV_TEST_PG_URL answers");
         let create = format!("CREATE DATABASE {}", database.name);
-        admin.execute(AssertSqlSafe(create)).await.expect("a database of its own");
+        admin
+            .execute(AssertSqlSafe(create))
+            .await
+            .expect("a database of its own");
         database
     }
 
@@ -161,7 +170,10 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        let (server, drop) = (self.server.clone(), format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name));
+        let (server, drop) = (
+            self.server.clone(),
+            format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name),
+        );
         // In a thread of its own, since a drop cannot wait for a task of its own runtime.
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

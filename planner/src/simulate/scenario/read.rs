@@ -417,10 +417,7 @@ impl Reader {
         let free_allowance = amount(self, "free_allowance", members.free_allowance, 1e18);
         let factor = amount(self, "factor", members.factor, 1e6);
         if matches!(members.what, WhatName::Price) && unit_price_usd.is_none() && free_allowance.is_none() {
-            self.fault(
-                &at.to_owned(),
-                "changes no price: give unit_price_usd or free_allowance",
-            );
+            self.fault(at, "changes no price: give unit_price_usd or free_allowance");
         }
         if carrier.as_deref() == Some(FLOOR) && !matches!(members.what, WhatName::Disabled) {
             let message = format!("{FLOOR} is the database itself, without which nothing runs: name another carrier");
