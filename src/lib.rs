@@ -33,7 +33,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use config::{Config, Database, SecretKey};
+use config::{Config, Database, Retention, SecretKey};
 use delivery::{Delivery, DeliverySettings};
 use domain::seal::Sealer;
 use fabric::{Fabric, FabricSettings};
@@ -90,6 +90,7 @@ pub struct App {
     store: SharedStore,
     readiness: Arc<Readiness>,
     indexes: IndexBuilds,
+    retention: Retention,
     delivery: Delivery,
     publisher: JoinHandle<()>,
     /// Ends the publisher, after the last request has been answered.
@@ -222,6 +223,7 @@ impl App {
             store,
             readiness,
             indexes,
+            retention: config.retention.clone(),
             delivery,
             publisher: publishing,
             stop_publisher,
@@ -242,6 +244,7 @@ impl App {
         for task in [
             maintenance::keep_sealed(Arc::clone(&self.store)).boxed(),
             maintenance::erase_former_secrets(Arc::clone(&self.store)).boxed(),
+            maintenance::forget_placements(Arc::clone(&self.store), self.retention).boxed(),
             maintenance::build_indexes(Arc::clone(&self.store), self.readiness, self.indexes).boxed(),
         ] {
             let stop = stop_background.clone();

@@ -1,13 +1,16 @@
-//! What runs beside the service, in every process and without any hurry: secrets at rest, and indexes that are built
-//! after the start.
+//! What runs beside the service, in every process and without any hurry: secrets at rest, decisions that are old, and
+//! indexes that are built after the start.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use planner::Intent;
+
+use crate::config::Retention;
 use crate::http::health::Readiness;
 use crate::store::{self, IndexBuilds, LATER_INDEXES, SharedStore};
 
-/// Between two batches of secrets that are sealed anew or erased.
+/// Between two batches of the same work.
 const BATCH_PAUSE: Duration = Duration::from_millis(100);
 /// How soon a batch is tried again when the database failed.
 const BATCH_RETRY: Duration = Duration::from_secs(5);
@@ -56,6 +59,23 @@ pub(crate) async fn erase_former_secrets(store: SharedStore) {
             Ok(_) => ERASE_INTERVAL,
             Err(error) => {
                 tracing::warn!(error = %error, "former signing secrets could not be erased yet: {error}");
+                BATCH_RETRY
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Forgets which carriers were chosen long ago, and keeps what was chosen last.
+pub(crate) async fn forget_placements(store: SharedStore, retention: Retention) {
+    let retention_ms = i64::try_from(retention.hot.as_millis()).unwrap_or(i64::MAX);
+    let default_class = Intent::DEFAULT.class.label();
+    loop {
+        let pause = match store::answered(store.forget_placements(retention_ms, default_class)).await {
+            Ok(true) => BATCH_PAUSE,
+            Ok(false) => retention.prune_interval,
+            Err(error) => {
+                tracing::warn!(error = %error, "old placements could not be forgotten yet: {error}");
                 BATCH_RETRY
             }
         };

@@ -221,7 +221,11 @@ pub const SECTIONS: &[Section] = &[
     Section {
         title: "Retention and archive",
         variables: &[
-            var("EVENTS_RETENTION_DAYS", "30", "Days an event stays in the hot tier, 1 to 3650.").later(),
+            var(
+                "EVENTS_RETENTION_DAYS",
+                "30",
+                "Days an old placement stays on record and, in a later version, an event in the hot tier, 1 to 3650.",
+            ),
             var("EVENTS_REPLAY_RETENTION_DAYS", "365", "Days an event stays readable in all, 0 to 36500. 0: no replay tier.")
                 .later(),
             var(
@@ -230,7 +234,7 @@ pub const SECTIONS: &[Section] = &[
                 "Days a publish receipt is kept, 0 to 36500; never shorter than the longest tier keeps events.",
             )
             .later(),
-            var("EVENTS_PRUNE_INTERVAL_MS", "3600000", "Wait between two prunes, 10 to 86400000.").later(),
+            var("EVENTS_PRUNE_INTERVAL_MS", "3600000", "Wait between two prunes, 10 to 86400000."),
             var("EVENTS_ARCHIVE_DIR", "data/archive", "Directory of the archive command when no bucket is set.").later(),
             unset("EVENTS_ARCHIVE_S3_BUCKET", "Bucket of the archive command; unset: the directory is used.").later(),
             unset("EVENTS_ARCHIVE_S3_ENDPOINT", "Address of an S3-compatible store; unset: the region's own.").later(),
@@ -283,24 +287,22 @@ pub const SECTIONS: &[Section] = &[
                 "EVENTS_CARRIERS",
                 "pg-v1,valkey-v1,nats-v1,nats-js-v1,cloud-v1",
                 "Carriers this process may use, comma separated. pg-v1 always delivers.",
-            )
-            .later(),
-            unset("EVENTS_CARRIERS_DISABLED", "Carriers that are never chosen, comma separated.").later(),
-            unset("EVENTS_RATE_CARDS", "File of rate cards; unset: the ones that come with the service.").later(),
+            ),
+            unset("EVENTS_CARRIERS_DISABLED", "Carriers that are never chosen, comma separated."),
+            unset("EVENTS_RATE_CARDS", "File of rate cards; unset: the ones that come with the service."),
             unset("VALKEY_URL", "Valkey, redis://[user:password@]host:6379; valkey-v1 and shared limits need it.")
-                .secret()
-                .later(),
-            var("VALKEY_PREFIX", "ov:events:", "Prefix of every key in Valkey.").later(),
-            unset("NATS_URL", "NATS, nats://[user:password@]host:4222; nats-v1 and nats-js-v1 need it.").secret().later(),
-            var("NATS_SUBJECT_PREFIX", "ov.events.", "Prefix of every NATS subject.").later(),
-            var("NATS_JETSTREAM", "on", "on or off. off: nats-js-v1 is not used.").later(),
-            var("NATS_STREAM", "OV_EVENTS_STREAM", "Name of the JetStream stream.").later(),
-            unset("CLOUD_QUEUE_URL", "Address of an SQS-compatible queue; cloud-v1 needs it.").secret().later(),
-            var("CLOUD_QUEUE_REGION", "us-east-1", "Region the queue's requests are signed for.").later(),
-            unset("CLOUD_QUEUE_PREFIX", "Path in front of the queue's operations.").later(),
-            unset("CLOUD_QUEUE_ACCESS_KEY", "Access key of the queue; a local queue needs none.").later(),
-            unset("CLOUD_QUEUE_SECRET_KEY", "Secret of the access key.").secret().later(),
-            var("CLOUD_QUEUE_CONSUME", "off", "on or off. on: this process also receives from the queue.").later(),
+                .secret(),
+            var("VALKEY_PREFIX", "ov:events:", "Prefix of every key in Valkey."),
+            unset("NATS_URL", "NATS, nats://[user:password@]host:4222; nats-v1 and nats-js-v1 need it.").secret(),
+            var("NATS_SUBJECT_PREFIX", "ov.events.", "Prefix of every NATS subject."),
+            var("NATS_JETSTREAM", "on", "on or off. off: nats-js-v1 is not used."),
+            var("NATS_STREAM", "OV_EVENTS_STREAM", "Name of the JetStream stream."),
+            unset("CLOUD_QUEUE_URL", "Address of an SQS-compatible queue; cloud-v1 needs it.").secret(),
+            var("CLOUD_QUEUE_REGION", "us-east-1", "Region the queue's requests are signed for."),
+            unset("CLOUD_QUEUE_PREFIX", "Path in front of the queue's operations."),
+            unset("CLOUD_QUEUE_ACCESS_KEY", "Access key of the queue; a local queue needs none."),
+            unset("CLOUD_QUEUE_SECRET_KEY", "Secret of the access key.").secret(),
+            var("CLOUD_QUEUE_CONSUME", "off", "on or off. on: this process also receives from the queue."),
         ],
     },
     Section {

@@ -20,17 +20,21 @@ const MIXED_VERSION_WINDOW_HOURS: u32 = 24;
 /// Migrations only add, so that a release of any earlier schema goes on working.
 const SCHEMA_COMPATIBLE_FROM: i64 = 1;
 /// The contracts of this wire, all in their first major.
-const CONTRACTS: [&str; 21] = [
+const CONTRACTS: [&str; 25] = [
+    "events.carrier-result",
+    "events.carrier-switch-request",
     "events.checkpoint-request",
     "events.cursor",
     "events.delivery-admin-request",
     "events.delivery-admin-result",
     "events.delivery-body",
     "events.delivery-headers",
+    "events.delivery-placement",
     "events.delivery-policy",
     "events.delivery-policy-result",
     "events.delivery-skip-request",
     "events.event-envelope",
+    "events.placement-explanation",
     "events.publish-request",
     "events.publish-result",
     "events.read-request",

@@ -7,6 +7,9 @@ use crate::domain::time::Millis;
 use super::publish::Group;
 use super::{Store, StoreError};
 
+/// Decisions that one statement forgets.
+const FORGOTTEN_MAX: i64 = 1000;
+
 /// A decision that is not on record yet.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewPlacement<'a> {
@@ -103,6 +106,47 @@ impl Group<'_> {
 }
 
 impl Store {
+    /// Forgets decisions older than `retention_ms`, a bounded number of them, and answers whether there may be more. What
+    /// was decided last stays: of each class and key, and of each policy in force, of which `default_class` is that of the
+    /// default one.
+    pub async fn forget_placements(&self, retention_ms: i64, default_class: &str) -> Result<bool, StoreError> {
+        let mut transaction = self.begin_relaxed().await?;
+        // Nothing old becomes the newest again, so a snapshot that is a little late keeps more and never less. Rows that
+        // another process is about to delete are left to it.
+        let forgotten = sqlx::query!(
+            r#"
+            DELETE FROM delivery_placements WHERE id IN (
+                SELECT p.id FROM delivery_placements p
+                WHERE p.decided_at < now_ms() - $1
+                  AND p.id NOT IN (
+                    SELECT DISTINCT ON (carrier_class, ordering_key) id FROM delivery_placements
+                    ORDER BY carrier_class, ordering_key, decided_at DESC, id DESC
+                  )
+                  AND p.id NOT IN (
+                    SELECT DISTINCT ON (l.carrier_class, l.policy_pattern, l.policy_revision, l.ordering_key) l.id
+                    FROM delivery_placements l
+                    LEFT JOIN delivery_policies f ON f.pattern = l.policy_pattern AND f.revision = l.policy_revision
+                    WHERE f.pattern IS NOT NULL
+                       OR (l.policy_pattern IS NULL AND l.policy_revision = 0 AND l.carrier_class = $2)
+                    ORDER BY l.carrier_class, l.policy_pattern, l.policy_revision, l.ordering_key,
+                             l.decided_at DESC, l.id DESC
+                  )
+                ORDER BY p.id
+                LIMIT $3
+                FOR UPDATE SKIP LOCKED
+            )
+            "#,
+            retention_ms,
+            default_class,
+            FORGOTTEN_MAX,
+        )
+        .execute(self.run(&mut transaction))
+        .await?
+        .rows_affected();
+        transaction.commit().await?;
+        Ok(i64::try_from(forgotten).is_ok_and(|count| count == FORGOTTEN_MAX))
+    }
+
     /// The last decision on record for a policy, or for one key of it where the key has one of its own.
     pub async fn last_placement(
         &self,

@@ -4,86 +4,39 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sqlx::AssertSqlSafe;
 
 use crate::{
     api_world::{Site, operator},
+    fabric_world::{
+        Pair, candidate, carriers, explain, explain_delivery, keyed, number, reason, subscribe, switch, topic,
+    },
     support::{
-        client::{Client, assert_problem},
-        database::Database,
+        client::assert_problem,
         envelopes::{Envelope, envelope},
-        network::Network,
-        receiver::Receiver,
-        service::Service,
         wait::{SOON, eventually},
     },
 };
 
-/// Longer than any test: what arrives was not found by a poll.
-const NO_POLL: (&str, &str) = ("EVENTS_WORKER_INTERVAL_MS", "3600000");
-
-async fn explain(client: &Client, event_type: &str, key: Option<&str>) -> Value {
-    let key = key.map(|key| format!("&key={key}")).unwrap_or_default();
-    let path = format!("/api/v1/placement?event_type={event_type}{key}");
-    client.get(&path, Some(&operator())).await.expect(200)
-}
-
-async fn explain_delivery(client: &Client, event: &Envelope, subscription: &str) -> Value {
-    let path = format!("/api/v1/placement/deliveries/{}/{subscription}", event.id());
-    client.get(&path, Some(&operator())).await.expect(200)
-}
-
-async fn subscribe(client: &Client, event_type: &str, endpoint: &str) -> String {
-    let body = json!({ "topic_pattern": event_type, "endpoint": endpoint });
-    let created = client
-        .post("/api/v1/subscriptions", Some(&client.service_token("chat")), &body)
-        .await
-        .expect(201);
-    created["id"].as_str().expect("an id").to_owned()
-}
-
-async fn policy(client: &Client, pattern: &str, class: &str, durability: &str) {
-    let policy = json!({
-        "class": class, "durability": durability, "delivery_semantics": "at_least_once",
-        "ordering": { "scope": "key", "key": "subject" },
-    });
-    let path = format!("/api/v1/delivery-policies/{pattern}");
-    client.put(&path, Some(&operator()), &policy).await.expect(200);
-}
-
-fn candidate<'a>(explained: &'a Value, carrier: &str) -> Option<&'a Value> {
-    let candidates = explained["placement"]["candidates"].as_array().expect("candidates");
-    candidates.iter().find(|candidate| candidate["id"] == carrier)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn work_of_a_process_that_sends_nothing_wakes_another_without_a_poll() {
     const TYPE: &str = "live.doorbell.rung";
-    let (database, network, receiver) = tokio::join!(Database::create(), Network::start(), Receiver::start());
-    let quiet = Service::start(&database, &network, &[("EVENTS_WORKER", "off"), NO_POLL]).await;
-    let _worker = Service::start(&database, &network, &[NO_POLL]).await;
-    let client = quiet.client();
-    let subscription = subscribe(client, TYPE, &receiver.url("/hook")).await;
+    let pair = Pair::start(&[]).await;
+    let subscription = pair.subscribe(TYPE, "/hook").await;
     let event = envelope("live").event_type(TYPE);
-    client.publish(&event).await.expect(201);
-    receiver.wait_calls(1, SOON).await;
+    pair.client().publish(&event).await.expect(201);
+    pair.receiver.wait_calls(1, SOON).await;
     // A replay is work as well.
-    let delivered =
-        format!("SELECT count(*) FROM deliveries WHERE status = 'delivered' AND subscription_id = '{subscription}'");
     eventually("the delivery is recorded", SOON, async || {
-        let count: i64 = sqlx::query_scalar(AssertSqlSafe(delivered.clone()))
-            .fetch_one(database.pool())
-            .await
-            .expect("a count");
-        (count == 1).then_some(()).ok_or(count)
+        let delivered = "SELECT count(*) FROM deliveries WHERE status = 'delivered'";
+        number(&pair.database, delivered).await == 1
     })
     .await;
     let body = json!({ "subscription_id": subscription, "event_ids": [event.id()] });
-    client
+    pair.client()
         .post("/api/v1/deliveries/replay", Some(&operator()), &body)
         .await
         .expect(200);
-    receiver.wait_calls(2, SOON).await;
+    pair.receiver.wait_calls(2, SOON).await;
 }
 
 #[tokio::test]
@@ -104,7 +57,7 @@ async fn placement_says_what_holds_for_a_type_and_what_held_for_a_delivery() {
     );
 
     const TYPE: &str = "live.placed.here";
-    policy(site.one(), "live.placed.*", "domain", "required").await;
+    keyed(site.one(), "live.placed.*", "domain", "required").await;
     let subscription = subscribe(site.one(), TYPE, "http://127.0.0.1:9/placed").await;
     let first = envelope("live").event_type(TYPE).subject("stream", "K1");
     site.one().publish(&first).await.expect(201);
@@ -127,7 +80,7 @@ async fn placement_says_what_holds_for_a_type_and_what_held_for_a_delivery() {
     assert_eq!(last["last_decision"]["decided_at"], one["decision"]["decided_at"]);
 
     // What a policy says later changes nothing about what was made before.
-    policy(site.one(), "live.placed.*", "bulk", "none").await;
+    keyed(site.one(), "live.placed.*", "bulk", "none").await;
     let third = envelope("live").event_type(TYPE).subject("stream", "K2");
     site.two().publish(&third).await.expect(201);
     assert_eq!(explain_delivery(site.one(), &first, &subscription).await, one);
@@ -146,7 +99,7 @@ async fn placement_says_what_holds_for_a_type_and_what_held_for_a_delivery() {
 async fn a_backlog_keeps_its_key_on_its_carrier_until_it_has_drained() {
     const TYPE: &str = "live.pinned.here";
     let site = Site::own(1, &[]).await;
-    policy(site.one(), TYPE, "domain", "optional").await;
+    keyed(site.one(), TYPE, "domain", "optional").await;
     let subscription = subscribe(site.one(), TYPE, "http://127.0.0.1:9/pinned").await;
     let event = |subject: &str| envelope("live").event_type(TYPE).subject("stream", subject);
     let first = event("K");
@@ -181,30 +134,22 @@ async fn an_operator_switches_a_carrier_for_every_process_and_the_environment_wi
     ];
     let site = Site::own(2, &env).await;
     const TYPE: &str = "live.switched.here";
-    let policy = json!({ "class": "realtime_ephemeral", "durability": "none", "delivery_semantics": "at_most_once" });
-    site.one()
-        .put(&format!("/api/v1/delivery-policies/{TYPE}"), Some(&operator()), &policy)
-        .await
-        .expect(200);
-    let reason = async |client: &Client| {
-        let explained = explain(client, TYPE, None).await;
+    topic(site.one(), TYPE).await;
+    let why = async || {
+        let explained = explain(site.two(), TYPE, None).await;
         assert_eq!(explained["placement"]["selected"], "pg-v1");
-        candidate(&explained, "nats-v1").expect("it is configured")["excluded_because"].clone()
+        reason(&explained, "nats-v1")
     };
-    assert_eq!(reason(site.two()).await, "not connected (nats-v1)");
-    let switch = async |carrier: &str, disabled: bool| {
-        let path = format!("/api/v1/carriers/{carrier}");
-        let body = json!({ "disabled": disabled });
-        site.one().put(&path, Some(&operator()), &body).await
-    };
+    assert_eq!(why().await, "not connected (nats-v1)");
+    let switch = async |carrier: &str, disabled: bool| switch(site.one(), carrier, disabled).await;
     let switched = switch("nats-v1", true).await.expect(200);
     assert_eq!(
         (&switched["state"], &switched["disabled"]["by_operator"]),
         (&json!("disabled"), &json!(true))
     );
     eventually("the other process follows", Duration::from_secs(2), async || {
-        let reason = reason(site.two()).await;
-        (reason == "disabled by an operator").then_some(()).ok_or(reason)
+        let why = why().await;
+        (why == "disabled by an operator").then_some(()).ok_or(why)
     })
     .await;
     switch("nats-v1", false).await.expect(200);
@@ -213,12 +158,63 @@ async fn an_operator_switches_a_carrier_for_every_process_and_the_environment_wi
     assert_problem(&switch("kafka-v1", true).await, 404, "events.not_found");
     assert_problem(&switch("valkey-v1", true).await, 404, "events.not_found");
 
-    let listed = site.one().get("/api/v1/carriers", Some(&operator())).await.expect(200);
-    let ids: Vec<&str> = listed["carriers"]
-        .as_array()
-        .expect("carriers")
-        .iter()
-        .filter_map(|carrier| carrier["id"].as_str())
-        .collect();
+    let listed = carriers(site.one()).await;
+    let ids: Vec<&str> = listed.iter().filter_map(|carrier| carrier["id"].as_str()).collect();
     assert_eq!(ids, ["pg-v1", "nats-v1", "nats-js-v1"]);
+}
+
+#[tokio::test]
+async fn old_decisions_are_forgotten_except_the_last_of_what_is_in_force() {
+    let env = [("EVENTS_PRUNE_INTERVAL_MS", "100"), ("EVENTS_RETENTION_DAYS", "30")];
+    let site = Site::own(2, &env).await;
+    for pattern in ["live.kept.*", "live.rewritten.*"] {
+        keyed(site.one(), pattern, "domain", "required").await;
+    }
+    keyed(site.one(), "live.rewritten.*", "critical", "required").await;
+    // Class, pattern, revision, key, carrier, and how many days old.
+    site.run(
+        "INSERT INTO delivery_placements
+             (carrier_class, policy_pattern, policy_revision, ordering_key, carrier, result, decided_at)
+         SELECT class, pattern, revision, key, carrier, '{}', now_ms() - (days * 86400000)::bigint
+         FROM (VALUES
+             ('QUEUE', NULL, 0, NULL, 'last-of-the-default', 50),
+             ('QUEUE', NULL, 0, NULL, 'gone-default', 51),
+             ('QUEUE', 'live.gone.*', 7, NULL, 'last-of-its-class', 40),
+             ('QUEUE', 'live.gone.*', 7, NULL, 'gone-before', 41),
+             ('STREAM', 'live.kept.*', 1, NULL, 'last-in-force', 60),
+             ('STREAM', 'live.kept.*', 1, NULL, 'gone-in-force', 61),
+             ('STREAM', 'live.rewritten.*', 1, NULL, 'gone-rewritten', 59),
+             ('STREAM', 'live.rewritten.*', 2, NULL, 'last-rewritten', 58),
+             ('STREAM', NULL, 0, NULL, 'gone-since-the-default-is-no-stream', 62),
+             ('STREAM', NULL, 0, 'K', 'last-of-its-key', 90),
+             ('STREAM', NULL, 0, 'K', 'gone-of-its-key', 91),
+             ('TOPIC', NULL, 0, NULL, 'young', 29),
+             ('TOPIC', NULL, 0, NULL, 'last-of-topic', 28)
+         ) AS rows(class, pattern, revision, key, carrier, days);
+         INSERT INTO delivery_placements (carrier_class, carrier, result, decided_at)
+         SELECT 'TOPIC', 'gone-in-the-second-batch', '{}', now_ms() - 100 * 86400000::bigint FROM generate_series(1, 1500)",
+    )
+    .await;
+    let kept = [
+        "last-in-force",
+        "last-of-its-class",
+        "last-of-its-key",
+        "last-of-the-default",
+        "last-of-topic",
+        "last-rewritten",
+        "young",
+    ];
+    let names = async || {
+        let names = sqlx::query_scalar("SELECT DISTINCT carrier FROM delivery_placements ORDER BY 1");
+        let names: Vec<String> = names.fetch_all(&site.pool).await.expect("the rows");
+        names
+    };
+    eventually("what is old is gone", SOON, async || {
+        let names = names().await;
+        (!names.iter().any(|name| name.starts_with("gone")))
+            .then_some(())
+            .ok_or(names.join(" "))
+    })
+    .await;
+    assert_eq!(names().await, kept);
 }

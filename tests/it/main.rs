@@ -25,12 +25,17 @@ mod delivery_worker;
 mod dev;
 mod docs;
 mod fabric;
+mod fabric_cloud;
+mod fabric_jetstream;
+mod fabric_nats;
+mod fabric_switches;
+mod fabric_valkey;
+mod fabric_world;
 mod faults_database;
 mod faults_hangups;
 mod faults_pooler;
 mod faults_schema;
 mod faults_storm;
-
 mod first_event;
 mod harness_self;
 mod outbound_tls;

@@ -10,6 +10,8 @@
     reason = "tests read their own environment, stamp real times and build a plain HTTP client"
 )]
 
+#[path = "../../../carriers/tests/contract/support/broker.rs"]
+pub(crate) mod broker;
 pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod contracts;

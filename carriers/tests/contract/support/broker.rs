@@ -32,8 +32,7 @@ pub(crate) struct Broker {
 impl Broker {
     /// NATS with the shipped configuration.
     pub(crate) async fn nats() -> Self {
-        let configuration = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/nats/nats-server.conf");
-        Self::nats_with(&fs::read_to_string(configuration).expect("the shipped configuration")).await
+        Self::nats_with(&shipped("nats/nats-server.conf")).await
     }
 
     /// NATS with this configuration; its address and store are the test's.
@@ -52,11 +51,7 @@ impl Broker {
 
     /// Valkey with the shipped users, and one more for the test itself.
     pub(crate) async fn valkey() -> Self {
-        let users = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/valkey/users.acl");
-        let users = fs::read_to_string(users)
-            .expect("the shipped users")
-            .replace("CHANGE-ME", PASSWORD)
-            + ADMIN;
+        let users = shipped("valkey/users.acl").replace("CHANGE-ME", PASSWORD) + ADMIN;
         let (directory, port) = place("valkey");
         let file = directory.join("users.acl");
         fs::write(&file, users).expect("a file of its own");
@@ -155,6 +150,17 @@ impl Drop for Broker {
         self.kill();
         let _ = fs::remove_dir_all(&self.directory);
     }
+}
+
+/// A file of `deploy/`, for the tests of the crate and for those of the service.
+fn shipped(name: &str) -> String {
+    let mut folders = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .map(|folder| folder.join("deploy"));
+    let deploy = folders
+        .find(|folder| folder.is_dir())
+        .expect("deploy/ of the repository");
+    fs::read_to_string(deploy.join(name)).expect("a shipped configuration")
 }
 
 /// What the environment says; without it the test fails with the command that provides it.

@@ -1,0 +1,163 @@
+//! Which carriers a process may use: what starts refuse, what opens no connection, and what an operator switches while it
+//! runs.
+
+use std::time::Duration;
+
+use crate::{
+    fabric_world::{BACK, Pair, TOLD, carrier, explain, keyed, reason, switch, topic, url},
+    support::{
+        broker::Broker,
+        envelopes::envelope,
+        network::Network,
+        proxy::Proxy,
+        service::Service,
+        wait::{SOON, eventually, stays},
+    },
+};
+
+const QUEUE: &str = "live.switch.queue";
+const NEWS: &str = "live.switch.news";
+const STREAM: &str = "live.switch.stream";
+
+/// Every carrier's brokers, each behind a proxy that counts connections.
+struct Lines {
+    _brokers: [Broker; 2],
+    valkey: Proxy,
+    nats: Proxy,
+}
+
+impl Lines {
+    async fn start() -> Self {
+        let (valkey, nats) = tokio::join!(Broker::valkey(), Broker::nats());
+        Self {
+            valkey: Proxy::start(&valkey.address()).await,
+            nats: Proxy::start(&nats.address()).await,
+            _brokers: [valkey, nats],
+        }
+    }
+
+    async fn pair(&self, env: &[(&str, &str)]) -> Pair {
+        let urls = [url("redis", self.valkey.address()), url("nats", self.nats.address())];
+        let named = ["VALKEY_URL", "NATS_URL"]
+            .into_iter()
+            .zip(urls.iter().map(String::as_str));
+        let env: Vec<_> = named.chain(env.iter().copied()).collect();
+        let pair = Pair::start(&env).await;
+        keyed(pair.client(), QUEUE, "domain", "optional").await;
+        keyed(pair.client(), STREAM, "domain", "required").await;
+        topic(pair.client(), NEWS).await;
+        for event_type in [QUEUE, NEWS, STREAM] {
+            pair.subscribe(event_type, "/hook").await;
+        }
+        pair
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_carrier_that_the_environment_disables_opens_no_connection_and_says_why() {
+    let lines = Lines::start().await;
+    let pair = lines
+        .pair(&[("EVENTS_CARRIERS_DISABLED", "valkey-v1,nats-v1,nats-js-v1")])
+        .await;
+    for (event_type, id) in [(QUEUE, "valkey-v1"), (NEWS, "nats-v1"), (STREAM, "nats-js-v1")] {
+        let explained = explain(pair.client(), event_type, None).await;
+        assert_eq!(reason(&explained, id), "disabled by configuration");
+        assert_eq!(explained["placement"]["selected"], "pg-v1");
+        // The operator's switch changes nothing about it.
+        let switched = switch(pair.client(), id, false).await.expect(200);
+        assert_eq!(switched["reason"], "disabled by configuration");
+        pair.round(&envelope("live").event_type(event_type), SOON).await;
+    }
+    stays("nobody connects", Duration::from_secs(2), async || {
+        lines.valkey.accepted() + lines.nats.accepted() == 0
+    })
+    .await;
+    pair.all_sent_once(3, SOON).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_carrier_that_is_not_enabled_opens_no_connection_either() {
+    let lines = Lines::start().await;
+    let pair = lines.pair(&[("EVENTS_CARRIERS", "pg-v1,nats-v1")]).await;
+    pair.selects(NEWS, "nats-v1", SOON).await;
+    pair.round(&envelope("live").event_type(NEWS), SOON).await;
+    let explained = explain(pair.client(), QUEUE, None).await;
+    assert_eq!(reason(&explained, "valkey-v1"), "disabled by configuration");
+    stays("nobody connects", Duration::from_secs(1), async || {
+        lines.valkey.accepted() == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_ends_the_connections_of_every_process_and_opens_them_again_without_losing_an_event() {
+    let lines = Lines::start().await;
+    let pair = lines.pair(&[]).await;
+    let ledger = crate::support::ledger::Ledger::default().route_type("/hook", QUEUE);
+    let event = |_| envelope("live").event_type(QUEUE);
+    pair.selects(QUEUE, "valkey-v1", SOON).await;
+    switch(pair.client(), "valkey-v1", true).await.expect(200);
+    pair.publish_until(&ledger, event, async {
+        eventually("both processes follow", TOLD, async || {
+            let states = [
+                carrier(pair.client(), "valkey-v1").await,
+                carrier(pair.worker.client(), "valkey-v1").await,
+            ];
+            states.iter().all(|state| state["reason"] == "disabled by an operator")
+        })
+        .await;
+        let opened = lines.valkey.accepted();
+        stays("nobody connects", Duration::from_secs(1), async || {
+            lines.valkey.accepted() == opened
+        })
+        .await;
+    })
+    .await;
+    assert_eq!(
+        explain(pair.client(), QUEUE, None).await["placement"]["selected"],
+        "pg-v1"
+    );
+    ledger.settle(&pair.receiver, SOON).await;
+    switch(pair.worker.client(), "valkey-v1", false).await.expect(200);
+    pair.publish_until(&ledger, event, pair.selects(QUEUE, "valkey-v1", BACK))
+        .await;
+    ledger.settle(&pair.receiver, SOON).await;
+    pair.all_sent_once(ledger.len(), SOON).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_floor_cannot_be_switched_off_and_delivers_while_it_shows_as_excluded() {
+    let pair = Pair::start(&[
+        ("EVENTS_CARRIERS_DISABLED", "pg-v1"),
+        ("EVENTS_WORKER_INTERVAL_MS", "200"),
+    ])
+    .await;
+    pair.subscribe(QUEUE, "/hook").await;
+    let explained = explain(pair.client(), QUEUE, None).await;
+    assert_eq!(reason(&explained, "pg-v1"), "disabled by configuration");
+    pair.round(&envelope("live").event_type(QUEUE), SOON).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_no_carrier_can_be_opened_with_stops_the_start_and_is_named_without_its_secrets() {
+    let network = Network::start().await;
+    for (name, value, words) in [
+        ("EVENTS_CARRIERS", "pg-v1,kafka-v1", "kafka-v1"),
+        ("EVENTS_CARRIERS_DISABLED", "kafka-v1", "kafka-v1"),
+        ("NATS_URL", "http://u:hush@127.0.0.1", "NATS_URL"),
+        ("VALKEY_URL", "http://u:hush@127.0.0.1", "VALKEY_URL"),
+        ("CLOUD_QUEUE_URL", "ftp://u:hush@127.0.0.1", "CLOUD_QUEUE_URL"),
+        ("NATS_SUBJECT_PREFIX", "ov events.", "NATS_SUBJECT_PREFIX"),
+        ("NATS_STREAM", "a.b", "NATS_STREAM"),
+    ] {
+        let mut env = vec![("DATABASE_URL", "postgresql://nobody@127.0.0.1:9/none"), (name, value)];
+        if name.starts_with("NATS_S") {
+            env.push(("NATS_URL", "nats://127.0.0.1:9"));
+        }
+        let service = Service::spawn(&network, &env);
+        let exit = service.wait_exit(SOON).await;
+        assert_eq!(exit.code, Some(2), "{name}={value}: {}", service.log());
+        assert!(service.log().contains(words), "{name}={value}: {}", service.log());
+        assert!(!service.log().contains("hush"), "{name}: {}", service.log());
+    }
+}
