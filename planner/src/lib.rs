@@ -4,6 +4,43 @@
 //! [`plan`] chooses among offers. [`decide`] makes of it a decision of the fabric, in a [`Market`] of carriers, prices and
 //! usage. [`Memory`] answers from what was decided before. [`health`] has the breaker and the latency that offers are
 //! made of.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use openvibe_events_planner::{
+//!     Ask, Carrier, Class, Decided, Health, Intent, Market, Memory, Offer, PolicyKey, RateCards, SHIPPED_RATE_CARDS,
+//!     capabilities, latency_op,
+//! };
+//!
+//! let now_ms = 1_792_584_000_000;
+//! let carrier = |id, provider, card, ms| {
+//!     let mut offer = Offer::of(id, provider, card);
+//!     offer.capabilities = capabilities(Class::Queue).iter().map(|name| (*name).into()).collect();
+//!     offer.latency_ms = vec![(latency_op(Class::Queue).into(), ms)];
+//!     Carrier { classes: vec![Class::Queue], offer, health: Health::Up }
+//! };
+//! let mut carriers =
+//!     vec![carrier("pg-v1", "postgres", "rc-pg-v1", 250.0), carrier("valkey-v1", "valkey", "rc-valkey-v1", 2.0)];
+//! let cards = Arc::new(RateCards::parse("rate-cards.json", SHIPPED_RATE_CARDS.as_bytes(), now_ms)?);
+//! let market = Market::new(carriers.clone(), Arc::clone(&cards), Arc::default(), now_ms);
+//!
+//! // A publish asks. What is new is written down in its transaction, and remembered once that has committed.
+//! let mut memory = Memory::new();
+//! let policy = PolicyKey::new(Some("live.*"), 1);
+//! let ask = Ask { policy: &policy, intent: &Intent::DEFAULT, key: None };
+//! let Decided::Proposed(proposal) = memory.decide(ask, &market, now_ms) else { panic!("nothing is remembered yet") };
+//! assert_eq!(proposal.decision().carrier, "valkey-v1");
+//! assert!(proposal.record().is_some());
+//! proposal.committed(&mut memory);
+//! assert!(matches!(memory.decide(ask, &market, now_ms), Decided::Remembered(_)));
+//!
+//! // Each second the offers are made anew; another epoch begins only when something has moved.
+//! carriers[1].health = Health::breaker_open("valkey-v1");
+//! let market = market.next(carriers, cards, Arc::default(), now_ms + 1000).expect("a breaker has opened");
+//! assert_eq!(memory.decide(ask, &market, now_ms + 1000).decision().carrier, "pg-v1");
+//! # Ok::<(), openvibe_events_planner::CardMistakes>(())
+//! ```
 
 mod class;
 mod cost;

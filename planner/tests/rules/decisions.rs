@@ -499,6 +499,8 @@ proptest! {
             Some(Candidate { verdict: Verdict::Eligible(estimate), .. }) => prop_assert!(estimate.score.is_some()),
             _ => prop_assert!(decision.carrier == FLOOR && decision.is_fallback()),
         }
+        let document = serde_json::to_string(&decision.placement).expect("JSON");
+        prop_assert!(!document.contains("null"), "the contract has no null: {}", document);
         let desk = Desk { intent: intent(class), ..Desk::new() };
         let decided = desk.memory.decide(desk.ask(Some("k"), backlog), &market, NOW_MS);
         let keyed = decided.decision();
