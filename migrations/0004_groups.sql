@@ -240,8 +240,8 @@ BEGIN
     END IF;
     -- The clock after the wait, so that times of receipt follow positions.
     RETURN QUERY SELECT s.first_position, s.pinned FROM store_events(
-        (extract(epoch FROM clock_timestamp()) * 1000)::bigint, in_id, in_event_type, in_version, in_source, in_actor, in_on_behalf_of, in_subject_type,
-        in_subject_id, in_subject_revision, in_trace_id, in_priority, in_visibility, in_occurred_at, in_payload, hops,
+        (extract(epoch FROM clock_timestamp()) * 1000)::bigint, in_id, in_event_type, in_version, in_source, in_actor,
+        in_on_behalf_of, in_subject_type, in_subject_id, in_subject_revision, in_trace_id, in_priority, in_visibility, in_occurred_at, in_payload, hops,
         in_publisher, in_request_id, in_size_bytes, in_of, in_subscription_id, in_ordering_key, in_first_of_key,
         in_at_most_once, in_carrier, in_placement_id, in_counts_owner, in_counts_role, in_period_ms
     ) s;
@@ -303,7 +303,9 @@ BEGIN
         JOIN subscriptions s ON s.id = c.id
         CROSS JOIN LATERAL (
             SELECT count(*) AS claims, min(l.claim_id) AS oldest FROM deliveries l
-            WHERE l.subscription_id = s.id AND l.claim_id >= c.claims_from AND l.lease_until > now_ms()
+            WHERE l.subscription_id = s.id AND l.lease_until > now_ms()
+              -- Numbers that are ahead of the database are of claims that a fail-over has lost.
+              AND l.claim_id >= CASE WHEN c.claims_from > last_claim THEN 0 ELSE c.claims_from END
         ) flying
         WHERE s.id = ANY(locked_ids)
     ), runnable AS (
@@ -330,7 +332,8 @@ BEGIN
     ), picked AS MATERIALIZED (
         SELECT s.subscription_id, s.seq, s.next_attempt_at FROM shared s
         WHERE s.turn <= s.consumer_room
-        ORDER BY s.priority, s.turn, s.next_attempt_at, s.seq
+        -- What a consumer holds counts for its turns: of those with more room, each has held less so far.
+        ORDER BY s.priority, s.turn - s.consumer_room, s.next_attempt_at, s.seq
         LIMIT in_room
     ), claimed AS (
         UPDATE deliveries d

@@ -11,7 +11,7 @@ use super::json::{self, Decimal, Members};
 use super::topic::TopicPattern;
 
 /// Longest ordering key in characters; a longer one ends in its digest there, and so does one with a NUL.
-const KEY_CHARS_MAX: usize = 200;
+pub const KEY_CHARS_MAX: usize = 200;
 /// Characters of a digest and the sign in front of it.
 const DIGEST_CHARS: usize = 65;
 /// Longest number in a policy, in characters, when it has no exponent.
@@ -197,13 +197,21 @@ impl Policy {
 /// A key as it is kept: one that is too long ends in its digest. Text in PostgreSQL holds no NUL, and a payload may.
 pub fn bounded_key(key: impl Into<String>) -> String {
     let key = key.into();
-    if key.chars().count() > KEY_CHARS_MAX || key.contains('\0') {
+    if key.chars().count() > KEY_CHARS_MAX || key.contains('\0') || looks_bounded(&key) {
         let readable = key.chars().filter(|character| *character != '\0');
         let start: String = readable.take(KEY_CHARS_MAX - DIGEST_CHARS).collect();
         format!("{start}~{}", hex::encode(sha2::Sha256::digest(key.as_bytes())))
     } else {
         key
     }
+}
+
+/// Whether a key could be taken for one that was too long.
+fn looks_bounded(key: &str) -> bool {
+    let digest = key.rsplit_once('~').map_or("", |(_, digest)| digest);
+    key.chars().count() == KEY_CHARS_MAX
+        && digest.len() == DIGEST_CHARS - 1
+        && digest.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// `<type>:<id>`, or a JSON array where the type would make that ambiguous: with a colon in it, or where it starts as such

@@ -68,8 +68,8 @@ impl TopicPattern {
         true
     }
 
-    /// The pattern for SQL `LIKE … ESCAPE '\'`, which lets through every type that matches and some that do not; `None`
-    /// for `*` alone, which needs no condition.
+    /// The pattern for SQL `LIKE … ESCAPE '\'`, which lets through the event types that match and no others: no segment of
+    /// one is empty. `None` for `*` alone, which needs no condition.
     pub fn like(&self) -> Option<String> {
         (self.0 != "*").then(|| self.0.replace('_', "\\_").replace('*', "%"))
     }

@@ -256,12 +256,9 @@ impl Guard {
 
     /// Answers whether the far side took them.
     async fn send_batch(&self, class: Class, signals: &[Signal]) -> bool {
-        let permit = if self.switches().reason().is_some() {
-            None
-        } else {
-            self.permit()
-        };
-        let Some(permit) = permit else {
+        let reachable = self.switches().reason().is_none() && self.carrier.health().is_usable();
+        // Asked for only where a call is made: a trial without one would lengthen the next pause.
+        let Some(permit) = reachable.then(|| self.permit()).flatten() else {
             telemetry::carrier_dropped(self.id(), telemetry::Dropped::NotUsable, signals.len() as u64);
             return false;
         };

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::domain::ids::{EventId, SubscriptionId};
-use crate::domain::policy::{DEFAULT_POLICY, bounded_key};
+use crate::domain::policy::{DEFAULT_POLICY, KEY_CHARS_MAX, bounded_key};
 use crate::domain::time::Millis;
 use crate::problem::ApiError;
 use crate::store::StoredPlacement;
@@ -69,7 +69,11 @@ pub(super) async fn explain(
         .ok_or(ApiError::BadRequest(
             "event_type must be given, with at most 200 characters".into(),
         ))?;
-    let key = query.non_empty("key")?.map(bounded_key);
+    // One that is short enough may be meant as it is kept, digest and all.
+    let key = query.non_empty("key")?.map(|key| match key.chars().count() {
+        ..=KEY_CHARS_MAX => key.to_owned(),
+        _ => bounded_key(key),
+    });
     let version = api.store.version().await?;
     api.store.refresh_view(version).await?;
     let view = api.store.view();

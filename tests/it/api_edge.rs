@@ -230,7 +230,10 @@ async fn without_the_database_every_route_says_not_now_and_all_recover() {
             .replace(&format!("{EVENTS}/{sub}"), &format!("{EVENTS}/{}", id("evt")))
             .replace(&format!("policies/{sub}"), "policies/live.*")
             .replace(&format!("carriers/{sub}"), "carriers/pg-v1")
-            .replace(&format!("deliveries/{sub}/{sub}"), &format!("deliveries/{}/{sub}", id("evt")))
+            .replace(
+                &format!("deliveries/{sub}/{sub}"),
+                &format!("deliveries/{}/{sub}", id("evt")),
+            )
             .as_str()
         {
             "/api/v1/delivery-policies/resolve" => "/api/v1/delivery-policies/resolve?event_type=live.x".to_owned(),

@@ -220,6 +220,22 @@ async fn the_room_of_a_process_is_shared_between_consumers() {
         (4, 2),
         "a backlog in front does not take the room of others"
     );
+
+    // A single slot goes to the consumer that holds less, however long the other has waited.
+    let one = Claim { room: 1, ..wanted };
+    let with_room = |id, consumer_room| Candidate {
+        consumer_room,
+        ..candidate(id)
+    };
+    put(store, Some(&quiet), &events_of("live.a.b", 2), None)
+        .await
+        .expect("a group");
+    let pass = store
+        .claim(&one, &[with_room(&busy, 2), with_room(&quiet, 4)])
+        .await
+        .expect("a claim");
+    assert_eq!(pass.claimed.len(), 1);
+    assert_eq!(pass.claimed[0].consumer, "live");
 }
 
 #[tokio::test]
