@@ -142,7 +142,8 @@ fn what_is_not_configured_is_not_opened_and_what_is_wrong_is_named() {
     );
     assert_eq!(opened("nats-v1", &[("NATS_URL", "nats://token@h:4222")]), Ok(true));
     assert_eq!(opened("valkey-v1", &[("VALKEY_URL", "rediss://u:p@h/3")]), Ok(true));
-    let wrong: &[(&str, &[(&'static str, &str)], &str)] = &[
+    type Given<'a> = &'a [(&'static str, &'a str)];
+    let wrong: &[(&str, Given<'_>, &str)] = &[
         ("pg-v1", &[], "DATABASE_URL"),
         (
             "pg-v1",
