@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test. The databases they need are started here on free ports and stopped at the end, whatever happens.
+# Runs every test. The databases and brokers they need are started here on free ports and stopped at the end, whatever happens.
 #
 #   scripts/test.sh                       everything
 #   scripts/test.sh publish               tests whose names contain "publish"

@@ -142,7 +142,8 @@ fn what_is_not_configured_is_not_opened_and_what_is_wrong_is_named() {
     );
     assert_eq!(opened("nats-v1", &[("NATS_URL", "nats://token@h:4222")]), Ok(true));
     assert_eq!(opened("valkey-v1", &[("VALKEY_URL", "rediss://u:p@h/3")]), Ok(true));
-    let wrong: &[(&str, &[(&'static str, &str)], &str)] = &[
+    type Given<'a> = &'a [(&'static str, &'a str)];
+    let wrong: &[(&str, Given<'_>, &str)] = &[
         ("pg-v1", &[], "DATABASE_URL"),
         (
             "pg-v1",
@@ -231,7 +232,10 @@ async fn offered_once(world: World) {
         .await;
         let heard = counted(listeners);
         for (signal, times) in &heard {
-            assert_eq!(*times, 1, "{signal:?} was offered more than once");
+            // A queue of this kind promises at least once, and two that ask at the same moment may get the same.
+            let most = if world.descriptor.id == "cloud-v1" { 2 } else { 1 };
+            assert!(*times <= most, "{signal:?} was offered {times} times");
+            assert!(sent.contains(signal), "{signal:?} was never sent");
         }
         if !world.shares(class) {
             assert!(one.signals().is_empty(), "a process hears itself");
@@ -429,14 +433,17 @@ async fn nothing_grows_in_a_long_outage() {
         process.stands(world.severed(), NOTICED).await;
     }
     outage(20).await;
-    let (tasks_before, bytes_before) = (tasks(), resident_bytes());
-    outage(300).await;
+    let tasks_before = tasks();
+    outage(200).await;
     for (world, _) in &processes {
         world.line.cut();
     }
-    outage(300).await;
+    // The line's own buffers of the silent part are let go, and the process has the size it needs.
+    outage(200).await;
+    let bytes_before = resident_bytes();
+    outage(600).await;
     let grown = resident_bytes().saturating_sub(bytes_before);
-    assert!(grown < 48 * 1024 * 1024, "{grown} bytes more than before");
+    assert!(grown < 16 * 1024 * 1024, "{grown} bytes more than before");
     let settled = async || {
         if tasks() <= tasks_before + 20 {
             Ok(())

@@ -122,7 +122,7 @@ async fn what_is_forbidden_is_named_and_used_again_when_it_is_allowed() {
              permissions: {{ publish: {{ deny: {publish} }} }} }} ] }}\n"
         )
     };
-    let all = OPEN.to_owned();
+    let all = rights("[]");
     for denied in ["\"$JS.API.>\"", "\"ov.events.fabric.stream.>\""] {
         let broker = Broker::nats_with(&rights(denied)).await;
         let one = process(&broker);

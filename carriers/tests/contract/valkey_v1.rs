@@ -315,7 +315,8 @@ async fn what_a_dead_process_took_is_reclaimed() {
     })
     .await;
     let mut heard = one.signals();
-    (heard.sort(), left.sort());
+    heard.sort();
+    left.sort();
     assert_eq!(heard, left, "all that was idle, and nothing that was not");
     assert_eq!(number(&mut admin, &["XPENDING", STREAM, "workers"]).await, 1);
 }

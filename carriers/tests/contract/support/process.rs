@@ -131,11 +131,10 @@ impl Process {
     pub(crate) fn stands(&self, wanted: Health, deadline: Duration) -> impl Future<Output = ()> {
         let what = format!("{wanted:?}");
         let carrier = Arc::clone(&self.carrier);
-        let until = eventually("the carrier's health", deadline, async move || match carrier.health() {
+        eventually("the carrier's health", deadline, async move || match carrier.health() {
             health if health == wanted => Ok(()),
             health => Err(format!("{health:?} instead of {what}")),
-        });
-        async move { until.await }
+        })
     }
 
     /// Sends as the fabric does, with its longest deadline.
@@ -195,6 +194,6 @@ pub(crate) fn unique(class: Class) -> Signal {
     let n = NEXT.fetch_add(1, Relaxed);
     Signal {
         event_id: format!("evt_{}{n:08}", std::process::id()),
-        subscription_id: (class != Class::Topic || n % 2 == 0).then(|| format!("sub_{n}")),
+        subscription_id: (class != Class::Topic || n.is_multiple_of(2)).then(|| format!("sub_{n}")),
     }
 }
