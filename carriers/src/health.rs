@@ -64,6 +64,7 @@ impl Standing {
     /// It stands like this from now on. The cause is for the log: it must hold no address and no secret.
     pub fn set(&self, health: Health, cause: &str) {
         let before = std::mem::replace(&mut *self.health.write(), health.clone());
+
         if before == health {
             return;
         }

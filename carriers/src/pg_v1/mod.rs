@@ -56,6 +56,12 @@ fn open(env: &Env<'_>) -> Opened {
         .into_iter()
         .find_map(|name| Some((name, env.get(name)?)))
         .ok_or("DATABASE_URL must be set: pg-v1 listens on the database")?;
+    if !["postgres://", "postgresql://"]
+        .iter()
+        .any(|scheme| url.starts_with(scheme))
+    {
+        return Err(format!("{name} must begin with postgres:// or postgresql://"));
+    }
     let options: PgConnectOptions = url
         .parse()
         .map_err(|_| format!("{name} must be a PostgreSQL address"))?;
@@ -99,7 +105,10 @@ impl Carrier for Doorbell {
 
     async fn run(&self, inbound: Inbound, stop: CancellationToken) {
         let mut backoff = Backoff::default();
-        while let Some(ended) = stop.run_until_cancelled(Box::pin(self.listen(&inbound, &mut backoff))).await {
+        while let Some(ended) = stop
+            .run_until_cancelled(Box::pin(self.listen(&inbound, &mut backoff)))
+            .await
+        {
             let Err(error) = ended;
             self.standing.set(not_listening(), &error.to_string());
             if stop

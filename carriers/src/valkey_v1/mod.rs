@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::signal::{Announced, Announcement, announced};
 use crate::{Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Probed, Signal, SignalError, Standing};
-use connection::{Access, Failure, Line};
+use connection::{Access, Failure, Line, Open};
 use queue::Queue;
 
 const ID: &str = "valkey-v1";
@@ -38,6 +38,9 @@ const LOOK: Duration = Duration::from_secs(2);
 
 /// A server that takes longer to answer is gone.
 const ANSWER: Duration = Duration::from_secs(2);
+
+/// How long leaving may hold up a stop.
+const LEAVE: Duration = Duration::from_millis(500);
 
 /// Between two looks whether what was forbidden is allowed now.
 const DENIED: Duration = Duration::from_secs(5);
@@ -103,9 +106,8 @@ impl Carrier for Valkey {
 
     async fn run(&self, inbound: Inbound, stop: CancellationToken) {
         let mut backoff = Backoff::default();
-        while let Some(ended) = stop.run_until_cancelled(self.session(&inbound, &mut backoff)).await {
+        while let Err(failure) = self.session(&inbound, &mut backoff, &stop).await {
             *self.writer.lock() = None;
-            let Err(failure) = ended;
             let wait = match &failure {
                 Failure::Denied(cause) => {
                     self.standing.set(Health::permission_denied(ID), cause);
@@ -120,11 +122,7 @@ impl Carrier for Valkey {
                 break;
             }
         }
-        let writer = self.writer.lock().take();
-        if let (Some(mut writer), true) = (writer, self.consumes) {
-            // One that cannot be reached now is removed by another process later.
-            let _ = timeout(ANSWER, self.queue.leave(&mut writer)).await;
-        }
+        *self.writer.lock() = None;
         self.standing.set(Health::not_connected(ID), "stopped");
     }
 }
@@ -134,8 +132,43 @@ impl Valkey {
         self.writer.lock().clone().ok_or(SignalError::NotConnected)
     }
 
-    /// Connects, and works until something fails.
-    async fn session(&self, inbound: &Inbound, backoff: &mut Backoff) -> Result<std::convert::Infallible, Failure> {
+    /// Connects, and works until something fails or it is told to stop.
+    async fn session(&self, inbound: &Inbound, backoff: &mut Backoff, stop: &CancellationToken) -> Result<(), Failure> {
+        let Some(connected) = stop.run_until_cancelled(self.connect(inbound)).await else {
+            return Ok(());
+        };
+        let (writing, reading) = connected?;
+        let mut writer = writing.connection();
+        *self.writer.lock() = Some(writer.clone());
+        backoff.reset();
+        self.standing.set(Health::Up, "connected");
+        // What was announced before, nobody here heard.
+        inbound.offer_everything();
+        let consuming = async {
+            match &reading {
+                Some(reading) => self.queue.consume(reading.connection(), inbound).await,
+                None => std::future::pending().await,
+            }
+        };
+        let ended = tokio::select! {
+            failed = consuming => Some(failed),
+            failed = self.watch(&mut writer) => Some(failed),
+            () = writing.ended() => Some(Err(Failure::Lost("the connection ended".into()))),
+            () = stop.cancelled() => None,
+        };
+        if let Some(Err(failure)) = ended {
+            return Err(failure);
+        }
+        if reading.is_some() {
+            drop(reading);
+            // One that cannot leave now is removed by another process later.
+            let _ = timeout(LEAVE, self.queue.leave(&mut writing.connection())).await;
+        }
+        Ok(())
+    }
+
+    /// The connection that writes and, where this process takes signals, the one that waits for them.
+    async fn connect(&self, inbound: &Inbound) -> Result<(Open, Option<Open>), Failure> {
         let hears = {
             let (inbound, instance) = (inbound.clone(), self.instance.clone());
             move |push: PushInfo| {
@@ -154,22 +187,7 @@ impl Valkey {
             }
             false => None,
         };
-        *self.writer.lock() = Some(writer.clone());
-        backoff.reset();
-        self.standing.set(Health::Up, "connected");
-        // What was announced before, nobody here heard.
-        inbound.offer_everything();
-        let consuming = async {
-            match &reading {
-                Some(reading) => self.queue.consume(reading.connection(), inbound).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            failed = consuming => failed,
-            failed = self.watch(&mut writer) => failed,
-            () = writing.ended() => Err(Failure::Lost("the connection ended".into())),
-        }
+        Ok((writing, reading))
     }
 
     /// Asks now and then whether the server answers and, after a refusal, whether it allows now what it forbade.

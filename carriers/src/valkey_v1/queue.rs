@@ -161,8 +161,8 @@ impl Queue {
             .filter(|signal| signal.is_none())
             .for_each(|_| inbound.ignore());
         inbound.handled(signals.into_iter().flatten().collect()).await;
+        // No transaction: a refusal of one of them would hide behind that of the whole.
         let mut pipeline = pipe();
-        pipeline.atomic();
         pipeline.cmd("XACK").arg(&self.stream).arg(GROUP).arg(&ids).ignore();
         pipeline.cmd("XDEL").arg(&self.stream).arg(&ids).ignore();
         answered(pipeline.query_async::<()>(connection)).await

@@ -39,18 +39,13 @@ impl Broker {
     pub(crate) async fn nats_with(configuration: &str) -> Self {
         let (directory, port) = place("nats");
         let file = directory.join("nats-server.conf");
-        fs::write(&file, configuration).expect("a file of its own");
         let store = directory.join("store");
-        let arguments = [
-            "-c",
-            text(&file),
-            "-a",
-            "127.0.0.1",
-            "-p",
-            &port.to_string(),
-            "-sd",
-            text(&store),
-        ];
+        fs::write(&file, configuration.replace("/var/lib/nats", text(&store))).expect("a file of its own");
+        let port_text = port.to_string();
+        let mut arguments = vec!["-c", text(&file), "-a", "127.0.0.1", "-p", &port_text];
+        if !configuration.contains("store_dir") {
+            arguments.extend(["-sd", text(&store)]);
+        }
         Self::start("OV_NATS_SERVER", "nats", &arguments, directory.clone(), port).await
     }
 

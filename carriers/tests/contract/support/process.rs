@@ -32,6 +32,16 @@ pub(crate) fn open(
     instance: &str,
     clock: fn() -> SystemTime,
 ) -> Opened {
+    open_as(descriptor, variables, instance, clock, true)
+}
+
+fn open_as(
+    descriptor: &Descriptor,
+    variables: &Variables,
+    instance: &str,
+    clock: fn() -> SystemTime,
+    consumes: bool,
+) -> Opened {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let tls = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -41,7 +51,7 @@ pub(crate) fn open(
     (descriptor.open)(&Env {
         variables: &|name| variables.get(name).cloned(),
         instance,
-        consumes: true,
+        consumes,
         tls: &tls,
         clock,
     })
@@ -64,6 +74,18 @@ impl Process {
     /// A process that runs the carrier and takes whatever it hears at once.
     pub(crate) fn start(descriptor: &Descriptor, variables: &Variables) -> Self {
         let mut process = Self::open(descriptor, variables);
+        process.run();
+        process
+    }
+
+    /// A process that publishes and sends no webhook: it takes no wake-ups meant for one of several.
+    pub(crate) fn publisher(descriptor: &Descriptor, variables: &Variables) -> Self {
+        let opened = open_as(descriptor, variables, &new_instance(), now, false);
+        let mut process = Self {
+            carrier: opened.expect("good variables").expect("configured"),
+            heard: Arc::default(),
+            running: None,
+        };
         process.run();
         process
     }
