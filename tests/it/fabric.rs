@@ -53,7 +53,8 @@ async fn placement_says_what_holds_for_a_type_and_what_held_for_a_delivery() {
     let floor = candidate(&explained, "pg-v1").expect("the floor");
     assert_eq!(
         (&floor["eligible"], &floor["estimated_latency_ms"]),
-        (&json!(true), &json!(250))
+        (&json!(true), &json!(25)),
+        "half of the poll's interval"
     );
 
     const TYPE: &str = "live.placed.here";
@@ -175,7 +176,7 @@ async fn old_decisions_are_forgotten_except_the_last_of_what_is_in_force() {
     site.run(
         "INSERT INTO delivery_placements
              (carrier_class, policy_pattern, policy_revision, ordering_key, carrier, result, decided_at)
-         SELECT class, pattern, revision, key, carrier, '{}', now_ms() - (days * 86400000)::bigint
+         SELECT class, pattern, revision, key, carrier, '{}', now_ms() - days * 86400000::bigint
          FROM (VALUES
              ('QUEUE', NULL, 0, NULL, 'last-of-the-default', 50),
              ('QUEUE', NULL, 0, NULL, 'gone-default', 51),

@@ -153,23 +153,22 @@ impl Pair {
         mut event: impl FnMut(usize) -> Envelope,
         until: impl Future<Output = ()>,
     ) {
-        let steadily = async {
-            // A pace that a busy machine keeps.
-            let mut pace = tokio::time::interval(Duration::from_millis(20));
-            for n in 0.. {
-                pace.tick().await;
-                let event = event(n % 7);
-                let began = Instant::now();
-                let answer = self.client().publish(&event).await;
-                let took = began.elapsed();
-                assert_eq!(answer.status, 201, "{}", answer.text);
-                assert!(took < PUBLISH_MAX, "a publish took {took:?}");
-                ledger.note([&event], &answer);
+        // A pace that a busy machine keeps.
+        let mut pace = tokio::time::interval(Duration::from_millis(20));
+        tokio::pin!(until);
+        for n in 0.. {
+            tokio::select! {
+                () = &mut until => return,
+                _now = pace.tick() => {}
             }
-        };
-        tokio::select! {
-            () = steadily => {}
-            () = until => {}
+            // Never given up half-way: what is stored must be noted.
+            let event = event(n % 7);
+            let began = Instant::now();
+            let answer = self.client().publish(&event).await;
+            let took = began.elapsed();
+            assert_eq!(answer.status, 201, "{}", answer.text);
+            assert!(took < PUBLISH_MAX, "a publish took {took:?}");
+            ledger.note([&event], &answer);
         }
     }
 

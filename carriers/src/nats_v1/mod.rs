@@ -1,6 +1,6 @@
 //! `nats-v1`: TOPIC signals to every other process, over core NATS. Nothing is kept, nothing is acknowledged.
 //!
-//! Each process also hears what it says itself. That it does is the proof, once a second, that the server is there,
+//! Each process also hears what it says itself. That it does is the proof, twice a second, that the server is there,
 //! takes what this process sends, and sends what others do.
 
 use std::sync::Arc;
@@ -32,10 +32,10 @@ pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
 };
 
 /// Between two words to itself.
-const WORD: Duration = Duration::from_secs(1);
+const WORD: Duration = Duration::from_millis(500);
 
-/// A server that has let nothing through for so long is gone.
-const SILENCE: Duration = Duration::from_secs(4);
+/// A server that has let nothing through for so long is gone. Signals are not acknowledged, so those of this time are lost.
+const SILENCE: Duration = Duration::from_millis(1500);
 
 /// After a refusal the connection is opened anew so often: rights are given to connections.
 const DENIED: Duration = Duration::from_secs(10);
