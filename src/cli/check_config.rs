@@ -238,7 +238,7 @@ mod tests {
             .find(|variable| variable["name"] == "NATS_URL")
             .expect("NATS_URL");
         let expected = json!({ "name": "NATS_URL", "value": "(set)", "origin": "environment", "secret": true,
-            "active": false, "note": null });
+            "active": true, "note": null });
         assert_eq!(*nats, expected);
     }
 }

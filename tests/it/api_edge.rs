@@ -224,7 +224,9 @@ async fn without_the_database_every_route_says_not_now_and_all_recover() {
         path if path.starts_with("/api/v1/carriers/") => json!({ "disabled": false }),
         _ => json!({ "subscription_id": sub, "from_seq": 0 }),
     };
-    for (method, path) in routes(&sub) {
+    // How carriers stand, a process knows by itself.
+    let asks = |(method, path): &(&str, String)| (*method, path.as_str()) != ("GET", "/api/v1/carriers");
+    for (method, path) in routes(&sub).into_iter().filter(asks) {
         let body = bodies(&path).to_string();
         let path = match path
             .replace(&format!("{EVENTS}/{sub}"), &format!("{EVENTS}/{}", id("evt")))

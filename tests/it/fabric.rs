@@ -53,7 +53,7 @@ async fn placement_says_what_holds_for_a_type_and_what_held_for_a_delivery() {
     let floor = candidate(&explained, "pg-v1").expect("the floor");
     assert_eq!(
         (&floor["eligible"], &floor["estimated_latency_ms"]),
-        (&json!(true), &json!(25)),
+        (&json!(true), &json!(250)),
         "half of the poll's interval"
     );
 

@@ -193,7 +193,8 @@ impl Pair {
         })
         .await;
         let calls = self.receiver.calls();
-        assert_eq!(calls.len(), count, "each is sent once");
+        let sent: Vec<String> = calls.iter().map(|call| format!("{} {}", call.event_id(), call.attempt())).collect();
+        assert_eq!(calls.len(), count, "each is sent once: {sent:#?}");
     }
 }
 
