@@ -4,10 +4,16 @@
 
 mod verify;
 
+use std::sync::Arc;
+
 use openvibe_events::domain::signature::{header_v2, verify_v2};
+use planner::{
+    Carrier, Class, Estimate, Health, Intent, Market, Objective, Offer, RateCards, Usage, Verdict, latency_op,
+};
 use serde_json::Value;
 
 const PAGE: &str = include_str!("../../docs/delivery.md");
+const FABRIC: &str = include_str!("../../docs/fabric.md");
 const README: &str = include_str!("../../README.md");
 /// The secret of the deliveries on the page.
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
@@ -62,4 +68,55 @@ fn the_page_shows_the_example_that_is_tested_and_the_readme_the_same() {
         block(README, "python", "def verify"),
         block(PAGE, "python", "def verify")
     );
+}
+
+/// What the planner says of a type without a policy, on the carriers of the page, after so many signals of Valkey.
+fn example(intent: &Intent, current: Option<&str>, signals: u64) -> Value {
+    const NOW_MS: i64 = 1_797_076_800_000;
+    let carrier = |id: &'static str, provider: &'static str, card: &'static str, ms: f64| Carrier {
+        classes: vec![Class::Queue],
+        offer: Offer {
+            capabilities: vec!["events:gateway".into()],
+            latency_ms: vec![(latency_op(Class::Queue).into(), ms)],
+            ..Offer::of(id, provider, card)
+        },
+        health: Health::Up,
+    };
+    let carriers = vec![
+        carrier("pg-v1", "postgres", "rc-pg-v1", 250.0),
+        carrier("valkey-v1", "valkey", "rc-valkey-v1", 2.0),
+        carrier("cloud-v1", "cloud", "rc-cloud-queue-v1", 40.0),
+    ];
+    let cards = include_bytes!("../../rate-cards/rate-cards.json");
+    let cards = RateCards::parse("rate-cards.json", cards, NOW_MS).expect("the shipped cards");
+    let mut usage = Usage::new(NOW_MS);
+    usage.set("valkey", "signal-operation", signals, NOW_MS);
+    let market = Market::new(carriers, Arc::new(cards), Arc::new(usage.states(NOW_MS)), NOW_MS);
+    let mut placement = planner::decide(intent, &market, current, NOW_MS).placement;
+    for candidate in &mut placement.candidates {
+        // The difference of two large sums, of which the page shows what it is about.
+        if let Verdict::Eligible(Estimate {
+            cost_usd: Some(cost), ..
+        }) = &mut candidate.verdict
+        {
+            *cost = (*cost * 1e12).round() / 1e12;
+        }
+    }
+    serde_json::to_value(placement).expect("JSON")
+}
+
+#[test]
+fn the_examples_of_the_fabric_are_what_the_planner_says() {
+    let page = |word: &str| -> Value { serde_json::from_str(block(FABRIC, "json", word)).expect("JSON") };
+    let (free, used_up) = (0, 2_000_000_000);
+    assert_eq!(page("objective balanced"), example(&Intent::DEFAULT, None, free));
+    assert_eq!(
+        page("stays on valkey-v1"),
+        example(&Intent::DEFAULT, Some("valkey-v1"), used_up)
+    );
+    let cheapest = Intent {
+        objective: Objective::Cheapest,
+        ..Intent::DEFAULT
+    };
+    assert_eq!(example(&cheapest, Some("valkey-v1"), used_up)["selected"], "pg-v1");
 }

@@ -3,12 +3,17 @@
 
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use crate::{
-    fabric_world::{BACK, Pair, TOLD, carrier, explain, keyed, reason, switch, topic, url},
+    fabric_world::{
+        BACK, Pair, TOLD, candidate, carrier, explain, keyed, put_policy, reason, speak, switch, topic, url,
+    },
     support::{
         broker::Broker,
         envelopes::envelope,
         network::Network,
+        process::signal,
         proxy::Proxy,
         service::Service,
         wait::{SOON, eventually, stays},
@@ -21,7 +26,7 @@ const STREAM: &str = "live.switch.stream";
 
 /// Every carrier's brokers, each behind a proxy that counts connections.
 struct Lines {
-    _brokers: [Broker; 2],
+    brokers: [Broker; 2],
     valkey: Proxy,
     nats: Proxy,
 }
@@ -32,7 +37,7 @@ impl Lines {
         Self {
             valkey: Proxy::start(&valkey.address()).await,
             nats: Proxy::start(&nats.address()).await,
-            _brokers: [valkey, nats],
+            brokers: [valkey, nats],
         }
     }
 
@@ -96,6 +101,11 @@ async fn an_operator_ends_the_connections_of_every_process_and_opens_them_again_
     let ledger = crate::support::ledger::Ledger::default().route_type("/hook", QUEUE);
     let event = |_| envelope("live").event_type(QUEUE);
     pair.selects(QUEUE, "valkey-v1", SOON).await;
+    eventually("the other process is connected", SOON, async || {
+        carrier(pair.worker.client(), "valkey-v1").await["state"] == "up"
+    })
+    .await;
+    let opened = lines.valkey.accepted();
     switch(pair.client(), "valkey-v1", true).await.expect(200);
     pair.publish_until(&ledger, event, async {
         eventually("both processes follow", TOLD, async || {
@@ -106,7 +116,12 @@ async fn an_operator_ends_the_connections_of_every_process_and_opens_them_again_
             states.iter().all(|state| state["reason"] == "disabled by an operator")
         })
         .await;
-        let opened = lines.valkey.accepted();
+        eventually("only this look is connected", TOLD, async || {
+            let look = b"AUTH admin admin\r\nINFO clients\r\nECHO the-end\r\n";
+            let said = speak(&lines.brokers[0], look, "the-end").await;
+            said.contains("connected_clients:1\r").then_some(()).ok_or(said)
+        })
+        .await;
         stays("nobody connects", Duration::from_secs(1), async || {
             lines.valkey.accepted() == opened
         })
@@ -160,4 +175,75 @@ async fn what_no_carrier_can_be_opened_with_stops_the_start_and_is_named_without
         assert!(service.log().contains(words), "{name}={value}: {}", service.log());
         assert!(!service.log().contains("hush"), "{name}: {}", service.log());
     }
+}
+
+/// The shipped rate cards with another price and allowance for Valkey.
+fn cards(price_usd: f64, free_allowance: f64) -> String {
+    let mut cards: Value = serde_json::from_str(include_str!("../../rate-cards/rate-cards.json")).expect("JSON");
+    let cards_of = cards.as_array_mut().expect("a list");
+    let valkey = cards_of.iter_mut().find(|card| card["id"] == "rc-valkey-v1");
+    let valkey = valkey.expect("the card of Valkey");
+    valkey["unit_price_usd"] = price_usd.into();
+    valkey["free_allowance"] = free_allowance.into();
+    cards.to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prices_are_read_again_on_a_hangup_and_a_bad_file_changes_nothing() {
+    let broker = Broker::valkey().await;
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cards-{}.json", ulid::Ulid::generate()));
+    let put = |text: &str| std::fs::write(&file, text).expect("a file in the target folder");
+    put(&cards(0.01, 0.0));
+    let url = url("redis", broker.address());
+    let path = file.to_str().expect("a plain path");
+    let pair = Pair::start(&[("VALKEY_URL", &url), ("EVENTS_RATE_CARDS", path)]).await;
+    let cheapest = json!({
+        "class": "domain", "durability": "optional", "delivery_semantics": "at_least_once",
+        "routing": { "objective": "cheapest" },
+    });
+    put_policy(pair.client(), QUEUE, &cheapest).await;
+    eventually("Valkey is there", SOON, async || {
+        carrier(pair.client(), "valkey-v1").await["state"] == "up"
+    })
+    .await;
+    let explained = explain(pair.client(), QUEUE, None).await;
+    assert_eq!(explained["placement"]["selected"], "pg-v1");
+    let dear = candidate(&explained, "valkey-v1").expect("it is configured");
+    assert_eq!(
+        (&dear["eligible"], &dear["estimated_cost_usd"]),
+        (&json!(true), &json!(0.01))
+    );
+    put(&cards(0.01, 1e9));
+    signal("HUP", pair.publisher.pid());
+    pair.selects(QUEUE, "valkey-v1", TOLD).await;
+    for (bad, words) in [
+        ("nonsense".to_owned(), path),
+        (cards(-1.0, 0.0), "unit_price_usd"),
+        (cards(0.01, 0.0).replace("\"metric\"", "\"metrics\""), "metric"),
+    ] {
+        let before = pair.publisher.log().len();
+        put(&bad);
+        signal("HUP", pair.publisher.pid());
+        eventually("the log says what is wrong", SOON, async || {
+            let said = pair.publisher.log()[before..].to_owned();
+            (said.contains("the rate cards stay as they were") && said.contains(words))
+                .then_some(())
+                .ok_or(said)
+        })
+        .await;
+        assert_eq!(
+            explain(pair.client(), QUEUE, None).await["placement"]["selected"],
+            "valkey-v1"
+        );
+    }
+    // The same file at a start stops it.
+    let refused = pair.spawn(&[("EVENTS_RATE_CARDS", path)]);
+    let exit = refused.wait_exit(SOON).await;
+    assert_ne!(exit.code, Some(0));
+    assert!(
+        refused.log().contains("metric") && refused.log().contains(path),
+        "{}",
+        refused.log()
+    );
+    std::fs::remove_file(&file).expect("it is there");
 }

@@ -32,7 +32,9 @@ async fn through_a_proxy() -> (Broker, Proxy, Pair) {
     let proxy = Proxy::start(&broker.address()).await;
     let pair = Pair::start(&[("VALKEY_URL", &url("redis", proxy.address()))]).await;
     keyed(pair.client(), TYPE, "domain", "optional").await;
-    pair.subscribe(TYPE, "/hook").await;
+    let hook = pair.receiver.url("/hook");
+    let body = json!({ "topic_pattern": TYPE, "endpoint": hook, "max_inflight": 64 });
+    subscribe_with(pair.client(), &body).await;
     pair.selects(TYPE, ID, SOON).await;
     (broker, proxy, pair)
 }
@@ -54,6 +56,12 @@ async fn fifty_events_cross_in_order_long_before_any_poll() {
     pair.all_sent_once(50, SOON).await;
     assert_in_order(&pair.receiver, "/hook", pair.database.pool(), subject_of).await;
     assert_eq!(pair.placed_on(ID).await, 50);
+    // What one process sent, every other knows of: an allowance is everybody's.
+    eventually("the other process knows what was used", SOON, async || {
+        let usage = carrier(pair.worker.client(), ID).await["usage"].clone();
+        (usage["used"].as_f64() >= Some(50.0)).then_some(()).ok_or(usage)
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,6 +73,10 @@ async fn a_stalled_server_is_named_while_work_goes_on_and_comes_back_by_itself()
     pair.selects(TYPE, ID, SOON).await;
     let ledger = Ledger::default().route_type("/hook", TYPE);
     broker.stall();
+    // Nothing that follows may help the first signal that it does not take, and the poll is an hour away.
+    let first = event(9);
+    let took = pair.round(&first, Duration::from_secs(5)).await;
+    println!("{ID}: the first event after the stall arrived after {took:?}");
     pair.publish_until(&ledger, event, async {
         eventually("explain says that it is not usable", TOLD, async || {
             let explained = explain(pair.client(), TYPE, None).await;
@@ -77,16 +89,15 @@ async fn a_stalled_server_is_named_while_work_goes_on_and_comes_back_by_itself()
         .await;
     })
     .await;
-    // The poll is an hour away: the floor carried what this one could not.
     ledger.settle(&pair.receiver, SOON).await;
     broker.resume();
     pair.publish_until(&ledger, event, pair.selects(TYPE, ID, BACK)).await;
     let before = pair.placed_on(ID).await;
-    let last = event(1);
+    let last = event(4711);
     ledger.note([&last], &pair.client().publish(&last).await);
     ledger.settle(&pair.receiver, SOON).await;
     assert!(pair.placed_on(ID).await > before, "it is used again");
-    pair.all_sent_once(ledger.len(), SOON).await;
+    pair.all_sent_once(ledger.len() + 1, SOON).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -149,6 +160,7 @@ async fn a_slow_server_opens_the_breaker_and_one_trial_at_a_time_closes_it_witho
     let ledger = Ledger::default().route_type("/hook", TYPE);
     // Slower than a call may take, and quick enough to be connected.
     proxy.delay(Duration::from_millis(200));
+    pair.round(&event(9), Duration::from_secs(5)).await;
     pair.publish_until(
         &ledger,
         event,
@@ -180,7 +192,7 @@ async fn a_slow_server_opens_the_breaker_and_one_trial_at_a_time_closes_it_witho
     let closed = carrier(pair.client(), ID).await;
     assert_eq!(closed["breaker"], json!({ "state": "closed", "trial_in_ms": null }));
     pair.round(&event(1), SOON).await;
-    pair.all_sent_once(ledger.len() + 1, SOON).await;
+    pair.all_sent_once(ledger.len() + 2, SOON).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -211,8 +223,8 @@ async fn a_slow_carrier_loses_to_the_floor_by_latency_and_wins_again_when_it_is_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_drains_in_order_at_the_receivers_speed_once_the_breaker_has_closed() {
-    const EVENTS: usize = 2_000;
-    const KEYS: usize = 40;
+    const EVENTS: usize = 10_000;
+    const KEYS: usize = 200;
     let (_broker, proxy, pair) = through_a_proxy().await;
     pair.receiver
         .answer_with("/hook", |_| Answer::status(204).after(Duration::from_millis(1)));
@@ -348,4 +360,32 @@ async fn signals_go_out_in_one_round_trip_for_each_window_and_not_for_each_deliv
     assert!((40.0..=120.0).contains(&sent), "{sent} signals");
     let stored = "SELECT count(*) FROM deliveries WHERE carrier = 'valkey-v1'";
     assert_eq!(number(&pair.database, stored).await, 800);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_of_a_subscription_gathers_into_one_signal_while_a_call_is_under_way() {
+    const EVENTS: usize = 60;
+    let (_broker, proxy, pair) = through_a_proxy().await;
+    proxy.delay(Duration::from_millis(40));
+    let calls = r#"events_carrier_signal_seconds_count{carrier="valkey-v1""#;
+    let signals = r#"events_carrier_signals_total{carrier="valkey-v1""#;
+    let before = (metric(pair.client(), calls).await, metric(pair.client(), signals).await);
+    let began = Instant::now();
+    for n in 0..EVENTS {
+        pair.client().publish(&event(n)).await.expect(201);
+    }
+    let took = began.elapsed();
+    pair.all_sent_once(EVENTS, SOON).await;
+    let trips = metric(pair.client(), calls).await - before.0;
+    let sent = metric(pair.client(), signals).await - before.1;
+    println!("{EVENTS} publishes in {took:?}: {trips} round trips with {sent} signals");
+    assert!(
+        (trips - sent).abs() < f64::EPSILON,
+        "one subscription, one signal a trip"
+    );
+    // No more trips than there was time for, one after the other.
+    assert!(
+        trips <= took.as_secs_f64() / 0.08 + 2.0,
+        "{trips} round trips in {took:?}"
+    );
 }

@@ -42,8 +42,8 @@ pub(crate) fn url(scheme: &str, address: impl std::fmt::Display) -> String {
     format!("{scheme}://events:{PASSWORD}@{address}")
 }
 
-/// Sends bytes to a broker as an outsider does, and waits for words in what it answers.
-pub(crate) async fn speak(broker: &Broker, bytes: &[u8], until: &str) {
+/// Sends bytes to a broker as an outsider does; answers what it says, up to these words.
+pub(crate) async fn speak(broker: &Broker, bytes: &[u8], until: &str) -> String {
     let mut line = TcpStream::connect(broker.address()).await.expect("the broker answers");
     let (mut reader, mut writer) = line.split();
     let mut heard = Vec::new();
@@ -60,6 +60,7 @@ pub(crate) async fn speak(broker: &Broker, bytes: &[u8], until: &str) {
         tokio::join!(send, hear);
     };
     within("the broker answers", SOON, talk).await;
+    String::from_utf8_lossy(&heard).into_owned()
 }
 
 /// Two processes on one database: the first sends nothing, so that whatever is delivered crossed to the second.
@@ -102,6 +103,13 @@ impl Pair {
     pub(crate) async fn another(&self, env: &[(&str, &str)]) -> Service {
         let env: Vec<_> = [NO_POLL].into_iter().chain(env.iter().copied()).collect();
         Service::start(&self.database, &self.network, &env).await
+    }
+
+    /// One more process, which may not be able to start.
+    pub(crate) fn spawn(&self, env: &[(&str, &str)]) -> Service {
+        let mut all = vec![("DATABASE_URL", self.database.url())];
+        all.extend(env);
+        Service::spawn(&self.network, &all)
     }
 
     /// A client of the process that sends nothing.
@@ -292,7 +300,8 @@ pub(crate) async fn topic(client: &Client, pattern: &str) {
     put_policy(client, pattern, &policy).await;
 }
 
-async fn put_policy(client: &Client, pattern: &str, policy: &Value) {
+/// A policy as it is given.
+pub(crate) async fn put_policy(client: &Client, pattern: &str, policy: &Value) {
     let path = format!("/api/v1/delivery-policies/{pattern}");
     client.put(&path, Some(&operator()), policy).await.expect(200);
 }
