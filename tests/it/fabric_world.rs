@@ -201,7 +201,10 @@ impl Pair {
         })
         .await;
         let calls = self.receiver.calls();
-        let sent: Vec<String> = calls.iter().map(|call| format!("{} {}", call.event_id(), call.attempt())).collect();
+        let sent: Vec<String> = calls
+            .iter()
+            .map(|call| format!("{} {}", call.event_id(), call.attempt()))
+            .collect();
         assert_eq!(calls.len(), count, "each is sent once: {sent:#?}");
     }
 }
