@@ -107,26 +107,30 @@ async fn an_operator_ends_the_connections_of_every_process_and_opens_them_again_
     .await;
     let opened = lines.valkey.accepted();
     switch(pair.client(), "valkey-v1", true).await.expect(200);
-    pair.publish_until(&ledger, event, async {
-        eventually("both processes follow", TOLD, async || {
-            let states = [
-                carrier(pair.client(), "valkey-v1").await,
-                carrier(pair.worker.client(), "valkey-v1").await,
-            ];
-            states.iter().all(|state| state["reason"] == "disabled by an operator")
-        })
-        .await;
-        eventually("only this look is connected", TOLD, async || {
-            let look = b"AUTH admin admin\r\nINFO clients\r\nECHO the-end\r\n";
-            let said = speak(&lines.brokers[0], look, "the-end").await;
-            said.contains("connected_clients:1\r").then_some(()).ok_or(said)
-        })
-        .await;
-        stays("nobody connects", Duration::from_secs(1), async || {
-            lines.valkey.accepted() == opened
-        })
-        .await;
-    })
+    pair.publish_until(
+        &ledger,
+        event,
+        Box::pin(async {
+            eventually("both processes follow", TOLD, async || {
+                let states = [
+                    carrier(pair.client(), "valkey-v1").await,
+                    carrier(pair.worker.client(), "valkey-v1").await,
+                ];
+                states.iter().all(|state| state["reason"] == "disabled by an operator")
+            })
+            .await;
+            eventually("only this look is connected", TOLD, async || {
+                let look = b"AUTH admin admin\r\nINFO clients\r\nECHO the-end\r\n";
+                let said = speak(&lines.brokers[0], look, "the-end").await;
+                said.contains("connected_clients:1\r").then_some(()).ok_or(said)
+            })
+            .await;
+            stays("nobody connects", Duration::from_secs(1), async || {
+                lines.valkey.accepted() == opened
+            })
+            .await;
+        }),
+    )
     .await;
     assert_eq!(
         explain(pair.client(), QUEUE, None).await["placement"]["selected"],
