@@ -233,12 +233,13 @@ mod tests {
         );
         let variables = document["variables"].as_array().expect("a list");
         assert_eq!(variables.len(), config::variables::all().count());
-        let nats = variables
-            .iter()
-            .find(|variable| variable["name"] == "NATS_URL")
-            .expect("NATS_URL");
+        let shown = |name: &str| {
+            let variable = variables.iter().find(|variable| variable["name"] == name);
+            variable.expect("every variable is listed")
+        };
         let expected = json!({ "name": "NATS_URL", "value": "(set)", "origin": "environment", "secret": true,
             "active": true, "note": null });
-        assert_eq!(*nats, expected);
+        assert_eq!(*shown("NATS_URL"), expected);
+        assert_eq!(shown("EVENTS_ARCHIVE_DIR")["active"], false);
     }
 }

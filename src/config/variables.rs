@@ -290,7 +290,7 @@ pub const SECTIONS: &[Section] = &[
             ),
             unset("EVENTS_CARRIERS_DISABLED", "Carriers that are never chosen, comma separated."),
             unset("EVENTS_RATE_CARDS", "File of rate cards; unset: the ones that come with the service."),
-            unset("VALKEY_URL", "Valkey, redis://[user:password@]host:6379; valkey-v1 and shared limits need it.")
+            unset("VALKEY_URL", "Valkey, redis://[user:password@]host:6379; valkey-v1 needs it.")
                 .secret(),
             var("VALKEY_PREFIX", "ov:events:", "Prefix of every key in Valkey."),
             unset("NATS_URL", "NATS, nats://[user:password@]host:4222; nats-v1 and nats-js-v1 need it.").secret(),

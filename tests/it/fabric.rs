@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{
     api_world::{Site, operator},
     fabric_world::{
-        Pair, candidate, carriers, explain, explain_delivery, keyed, number, reason, subscribe, switch, topic,
+        Pair, candidate, carriers, explain, explain_delivery, keyed, median, number, reason, subscribe, switch, topic,
     },
     support::{
         client::assert_problem,
@@ -37,6 +37,22 @@ async fn work_of_a_process_that_sends_nothing_wakes_another_without_a_poll() {
         .await
         .expect(200);
     pair.receiver.wait_calls(2, SOON).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_doorbell_of_the_database_crosses_long_before_any_poll() {
+    const TYPE: &str = "live.doorbell.quick";
+    let pair = Pair::start(&[]).await;
+    pair.subscribe(TYPE, "/hook").await;
+    let mut took = Vec::new();
+    for _ in 0..50 {
+        took.push(pair.round(&envelope("live").event_type(TYPE), SOON).await);
+    }
+    let median = median(took);
+    println!("pg-v1: median from the publish to its POST: {median:?}");
+    assert!(median < Duration::from_millis(50), "{median:?}");
+    pair.all_sent_once(50, SOON).await;
+    assert_eq!(pair.placed_on("pg-v1").await, 50);
 }
 
 #[tokio::test]
