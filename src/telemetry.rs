@@ -345,9 +345,9 @@ pub fn carrier_state(carrier: &'static str, health: &Health, breaker: BreakerSta
     gauge!(CARRIER_QUEUE_DEPTH, "carrier" => carrier).set(waiting as f64);
 }
 
-/// Subscriptions got work that was placed on a carrier. Ids of carriers are the registry's, so there are few.
-pub fn placed(class: Class, carrier: &str, subscriptions: u64) {
-    counter!(PLACEMENT_DECISIONS, "class" => class.label(), "carrier" => carrier.to_owned()).increment(subscriptions);
+/// Subscriptions got work that was placed on a carrier.
+pub fn placed(class: Class, carrier: &'static str, subscriptions: u64) {
+    counter!(PLACEMENT_DECISIONS, "class" => class.label(), "carrier" => carrier).increment(subscriptions);
 }
 
 /// A decision moved.

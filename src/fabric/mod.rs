@@ -17,7 +17,8 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use carriers::{Arrival, Env, Heard, REGISTRY, Signal};
 use parking_lot::Mutex;
-use planner::{Carrier, Class, FLOOR, Market, RateCards};
+use planner::health::floor_latency_ms;
+use planner::{Carrier, Class, FLOOR, Market, RateCards, SHIPPED_RATE_CARDS};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -34,9 +35,7 @@ use usage::Counts;
 pub use explain::{CarrierState, Explained};
 pub use placing::{Choice, Placed};
 
-/// The cards this release comes with.
-const CARDS: &str = include_str!("../../rate-cards/rate-cards.json");
-/// Their name in messages.
+/// The name in messages of the cards this release comes with.
 const CARDS_NAME: &str = "rate-cards/rate-cards.json";
 /// How often health, latency and switches are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
@@ -113,7 +112,7 @@ impl Fabric {
                 by_operator: false,
             };
             let default_ms = match descriptor.id {
-                FLOOR => (settings.poll_interval.as_secs_f64() * 500.0).max(1.0),
+                FLOOR => floor_latency_ms(settings.poll_interval.as_secs_f64() * 1000.0),
                 _ => descriptor.default_latency_ms,
             };
             guards.push(Arc::new(Guard::new(descriptor, carrier, switches, default_ms)));
@@ -179,7 +178,9 @@ impl Fabric {
                 other.choice.class == first.choice.class && other.pinned.unwrap_or(&other.choice.carrier) == carrier
             };
             let signals = || rung.iter().filter(same).map(signal);
-            telemetry::placed(first.choice.class, carrier, rung.iter().filter(same).count() as u64);
+            // A backlog may be on what is no carrier of this release.
+            let known = self.guard(carrier).map_or("other", |guard| guard.id());
+            telemetry::placed(first.choice.class, known, rung.iter().filter(same).count() as u64);
             let Some(guard) = self.route(first.choice.class, carrier, &first.choice.route) else {
                 continue;
             };
@@ -289,7 +290,8 @@ fn hear(store: &SharedStore, wake: &Wake, arrival: &Arrival) {
 
 fn read_cards(file: Option<&PathBuf>, now: Millis) -> Result<RateCards, String> {
     let Some(file) = file else {
-        return RateCards::parse(CARDS_NAME, CARDS.as_bytes(), now.0).map_err(|mistakes| mistakes.to_string());
+        return RateCards::parse(CARDS_NAME, SHIPPED_RATE_CARDS.as_bytes(), now.0)
+            .map_err(|mistakes| mistakes.to_string());
     };
     let name = file.display().to_string();
     let found = std::fs::metadata(file).and_then(|found| {
