@@ -99,6 +99,30 @@ async fn eight_failures_follow_the_schedule_and_the_dead_delivery_returns_by_rep
 }
 
 #[tokio::test]
+async fn a_subscription_that_says_nothing_gets_as_many_in_flight_as_the_service_is_told() {
+    const EVENTS: usize = 8;
+    let (database, network, receiver) = tokio::join!(Database::create(), Network::start(), Receiver::start());
+    let service = Service::start(&database, &network, &[("EVENTS_DEFAULT_MAX_INFLIGHT", "3")]).await;
+    let client = service.client();
+    receiver.answer_with("/silent", |_| Answer::hang(204));
+    let events = envelopes("live", EVENTS);
+    let topic = events[0].type_name();
+    subscribe(client, "chat", topic, &receiver.url("/silent"), json!({})).await;
+    let own = json!({ "max_inflight": 1 });
+    subscribe(client, "music", topic, &receiver.url("/says"), own).await;
+    client.publish_as("live", &batch(&events)).await.expect(201);
+    receiver
+        .wait_until("three are in flight", SOON, |receiver| receiver.active("/silent") == 3)
+        .await;
+    // Whatever else could be claimed had its chance meanwhile.
+    receiver.wait_calls_to("/says", EVENTS, SOON).await;
+    receiver.answer_with("/silent", |_| Answer::status(204));
+    receiver.release();
+    receiver.wait_calls_to("/silent", EVENTS, SOON).await;
+    assert_eq!((receiver.peak("/silent"), receiver.peak("/says")), (3, 1));
+}
+
+#[tokio::test]
 async fn a_new_subscription_gets_nothing_of_the_past_until_it_is_replayed_in_order() {
     let (database, network, receiver) = tokio::join!(Database::create(), Network::start(), Receiver::start());
     let service = Service::start(&database, &network, &[]).await;

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    api_world::text,
+    api_world::{operator, text},
     store_fixture::{number, sql},
     support::{
         client::{Client, Response, assert_problem},
@@ -337,6 +337,76 @@ async fn swallow(way: Way) {
     as_stored(&again, stands);
     ledger.note(&producer.sent(&events), &again);
     ledger.assert_stored_once(database.pool()).await;
+    nothing_is_left_open(&database).await;
+}
+
+#[tokio::test]
+async fn while_every_connection_waits_for_a_lock_others_are_told_not_now_and_all_recover_when_it_is_let_go() {
+    join_all(Way::ALL.map(use_up)).await;
+}
+
+async fn use_up(way: Way) {
+    const READS: i64 = 6;
+    const WRITES: i64 = 10;
+
+    let (database, _network, _proxy, service) = behind_proxy(way).await;
+    let client = service.client();
+    let producer = Producer::of(way, client).await;
+    let (token, operator) = (client.service_token("live"), operator());
+    // A checkpoint waits for the table of deliveries as long as any statement may, which is longer than for a lock.
+    sql(
+        database.pool(),
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             PERFORM set_config('lock_timeout', '0', true);
+             PERFORM FROM deliveries LIMIT 1;
+             RETURN NULL;
+         END $$;
+         CREATE TRIGGER wait BEFORE INSERT ON consumer_checkpoints FOR EACH STATEMENT EXECUTE FUNCTION wait()",
+    )
+    .await;
+    let checkpoint = json!({ "topic": "live.*", "cursor": "c1.0.MA" });
+    // More of each than there are connections for it.
+    let crowd = async || {
+        let writes = (0..2 * WRITES).map(|_| client.put("/api/v1/checkpoints", Some(&token), &checkpoint));
+        let reads = (0..2 * READS).map(|_| client.get("/api/v1/deliveries", Some(&operator)));
+        let (writes, reads) = tokio::join!(join_all(writes), join_all(reads));
+        [writes, reads].concat()
+    };
+    let mut holder = database.pool().begin().await.expect("a transaction");
+    sqlx::raw_sql("LOCK TABLE deliveries IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut *holder)
+        .await
+        .expect("the table is locked");
+    let events = envelopes("live", 1);
+    let scene = async {
+        let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                       AND application_name = 'openvibe-events' AND wait_event_type = 'Lock'";
+        eventually("every connection waits", SOON, async || {
+            let count = number(database.pool(), waiting).await;
+            (count >= READS + WRITES).then_some(()).ok_or(count)
+        })
+        .await;
+        let asked = Instant::now();
+        // Neither of them needs the table: a connection is all they lack.
+        let read = client.get("/api/v1/events?topic=live.*", Some(&token));
+        let (read, publish) = tokio::join!(read, producer.publish(&events));
+        assert!(asked.elapsed() < REFUSAL_MAX, "{:?}", asked.elapsed());
+        holder.rollback().await.expect("the table is free");
+        (read, publish)
+    };
+    let (crowded, (read, publish)) = tokio::join!(crowd(), scene);
+    not_now(&read);
+    if way == Way::Statement {
+        // It has connections of its own, so that no crowd stops an event.
+        as_stored(&publish, false);
+    } else {
+        not_now(&publish);
+        as_stored(&producer.taken(&events).await, false);
+    }
+    crowded.iter().filter(|answer| answer.status != 200).for_each(not_now);
+    for answer in crowd().await {
+        answer.expect(200);
+    }
     nothing_is_left_open(&database).await;
 }
 

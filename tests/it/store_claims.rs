@@ -11,7 +11,7 @@ use std::{
 use futures_util::future::join_all;
 use openvibe_events::{
     domain::{envelope::Envelope, ids::SubscriptionId},
-    store::{Candidate, Claim, Switch},
+    store::{Addresses, Candidate, Claim, Store, Switch},
 };
 
 use crate::{
@@ -138,6 +138,56 @@ async fn urgent_rows_are_claimed_first_then_those_due_first_then_those_stored_fi
     let pass = claim(&fixture.store, "w", &[&id]).await;
     assert_eq!(positions(&pass), [at[5], at[2], at[3], at[1], at[0], at[4]]);
     assert!(pass.claimed.iter().all(|claimed| claimed.attempt == 1));
+}
+
+/// Notes with which durability each claim commits: the last that its transaction said.
+const NOTE_DURABILITY: &str = "
+    CREATE TABLE noted (at_most_once boolean, setting text);
+    CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        INSERT INTO noted VALUES (NEW.at_most_once, current_setting('synchronous_commit'));
+        RETURN NULL;
+    END $$;
+    CREATE CONSTRAINT TRIGGER note AFTER UPDATE ON deliveries DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+    WHEN (NEW.claim_id IS NOT NULL AND NEW.claim_id IS DISTINCT FROM OLD.claim_id) EXECUTE FUNCTION note()";
+
+#[tokio::test]
+async fn a_claim_that_may_leave_once_only_is_on_the_disk_before_it_is_sent_and_others_do_not_wait_for_it() {
+    let fixture = Fixture::new().await;
+    fixture.sql(NOTE_DURABILITY).await;
+    // A pooler is assumed where the two differ: there the transaction is spelt out.
+    let apart = format!("{}?application_name=apart", fixture.url());
+    let addresses = Addresses::parse(fixture.url(), &apart).expect("the URL of a test database");
+    let pooled = Store::connect(addresses).await.expect("a store");
+    for store in [&*fixture.store, &pooled] {
+        let (once, again) = (fixture.subscription(1).await, fixture.subscription(1).await);
+        for id in [&once, &again] {
+            put(store, Some(id), &events_of("live.a.b", 3), None)
+                .await
+                .expect("a group");
+        }
+        fixture
+            .sql(&format!(
+                "UPDATE deliveries SET at_most_once = true WHERE subscription_id = '{once}'"
+            ))
+            .await;
+        // On one connection in turn, so that none of them is left with what the one before said.
+        for (ids, durability) in [
+            (vec![&again], vec![(false, "off")]),
+            (vec![&once], vec![(true, "on")]),
+            (vec![&again], vec![(false, "off")]),
+            (vec![&again, &once], vec![(false, "on"), (true, "on")]),
+        ] {
+            let pass = claim(store, "w", &ids).await;
+            let noted: Vec<(bool, String)> = sqlx::query_as("DELETE FROM noted RETURNING at_most_once, setting")
+                .fetch_all(fixture.pool())
+                .await
+                .expect("what was noted");
+            let mut noted: Vec<(bool, &str)> = noted.iter().map(|(once, setting)| (*once, &**setting)).collect();
+            noted.sort_unstable();
+            assert_eq!(noted, durability, "{ids:?}");
+            settle_all(store, "w", &pass, &delivered()).await;
+        }
+    }
 }
 
 #[tokio::test]

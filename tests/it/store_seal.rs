@@ -178,6 +178,30 @@ async fn a_former_secret_is_erased_when_it_no_longer_signs_and_not_before() {
 }
 
 #[tokio::test]
+async fn a_former_secret_that_is_not_yet_erased_signs_nothing_once_its_overlap_has_ended() {
+    let fixture = Fixture::new().await;
+    let (ended, lasting) = (fixture.subscription(1).await, fixture.subscription(1).await);
+    for id in [&ended, &lasting] {
+        let rotated = fixture.store.rotate_secret("chat", id, "whsec_later", 60_000).await;
+        rotated.expect("a rotation").expect("a subscription");
+    }
+    fixture
+        .sql(&format!(
+            "UPDATE subscriptions SET previous_secret_until = now_ms() WHERE id = '{ended}'"
+        ))
+        .await;
+    let only_the_new = Ok(vec!["whsec_later".to_owned()]);
+    assert_eq!(opened(&fixture, &fixture.store, &ended).await, only_the_new);
+    assert_eq!(
+        stored(&fixture, &ended).await.1.as_deref(),
+        Some("whsec_test"),
+        "nobody has erased it"
+    );
+    let both = Ok(vec!["whsec_later".to_owned(), "whsec_test".to_owned()]);
+    assert_eq!(opened(&fixture, &fixture.store, &lasting).await, both);
+}
+
+#[tokio::test]
 async fn many_former_secrets_are_erased_in_batches_by_any_number_of_processes() {
     let fixture = Fixture::new().await;
     fixture
