@@ -61,7 +61,7 @@ pub enum AppError {
     #[error("deliveries cannot be started")]
     Delivery(#[from] delivery::StartError),
     /// The carriers and their prices.
-    #[error("the carriers cannot be used: {0}")]
+    #[error("the carriers cannot be used")]
     Fabric(#[from] fabric::StartError),
     /// The pinned key.
     #[error("OV_NETWORK_PUBLIC_KEY holds no RSA public key in PEM")]
