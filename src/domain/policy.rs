@@ -550,6 +550,8 @@ mod tests {
                 "{name}"
             );
         }
+        let default = Policy::parse(DEFAULT_POLICY).expect("a policy");
+        assert_eq!(default.intent(), Policy::default().intent());
     }
 
     #[test]

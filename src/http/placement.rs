@@ -18,10 +18,8 @@ use crate::store::StoredPlacement;
 use super::answer::json;
 use super::api::Api;
 use super::caller::{Caller, ReadPlacement};
+use super::policies::asked;
 use super::query::{PathOf, Query};
-
-/// Characters of an event type in a query.
-const EVENT_TYPE_CHARS_MAX: usize = 200;
 
 #[derive(Serialize)]
 struct Explanation<'a> {
@@ -63,20 +61,12 @@ pub(super) async fn explain(
     _caller: Caller<ReadPlacement>,
     query: Query,
 ) -> Result<Response, ApiError> {
-    let event_type = query
-        .non_empty("event_type")?
-        .filter(|event_type| event_type.chars().count() <= EVENT_TYPE_CHARS_MAX)
-        .ok_or(ApiError::BadRequest(
-            "event_type must be given, with at most 200 characters".into(),
-        ))?;
+    let (event_type, view) = asked(&api, &query).await?;
     // One that is short enough may be meant as it is kept, digest and all.
     let key = query.non_empty("key")?.map(|key| match key.chars().count() {
         ..=KEY_CHARS_MAX => key.to_owned(),
         _ => bounded_key(key),
     });
-    let version = api.store.version().await?;
-    api.store.refresh_view(version).await?;
-    let view = api.store.view();
     let rule = view.policies.rule(event_type);
     let (policy_key, policy) = view.policies.in_force(event_type);
     let backlog = match &key {

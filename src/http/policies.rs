@@ -12,7 +12,7 @@ use crate::domain::policy::{DEFAULT_POLICY, Policy};
 use crate::domain::time::Millis;
 use crate::domain::topic::TopicPattern;
 use crate::problem::ApiError;
-use crate::store::StoredPolicy;
+use crate::store::{StoredPolicy, View};
 
 use super::answer::json;
 use super::api::Api;
@@ -68,15 +68,7 @@ pub(super) async fn resolve(
     _caller: Caller<ReadPolicy>,
     query: Query,
 ) -> Result<Response, ApiError> {
-    let event_type = query
-        .non_empty("event_type")?
-        .filter(|event_type| event_type.chars().count() <= EVENT_TYPE_CHARS_MAX)
-        .ok_or(ApiError::BadRequest(
-            "event_type must be given, with at most 200 characters".into(),
-        ))?;
-    let version = api.store.version().await?;
-    api.store.refresh_view(version).await?;
-    let current = api.store.view();
+    let (event_type, current) = asked(&api, &query).await?;
     let rule = current.policies.rule(event_type);
     let policy = current.policies.policy(event_type);
     let resolved = Resolved {
@@ -87,6 +79,19 @@ pub(super) async fn resolve(
         carrier_class: policy.carrier_class().label(),
     };
     Ok(json(StatusCode::OK, &resolved))
+}
+
+/// The event type that a query asks about, and what is in force now.
+pub(super) async fn asked<'q>(api: &Api, query: &'q Query) -> Result<(&'q str, Arc<View>), ApiError> {
+    let event_type = query
+        .non_empty("event_type")?
+        .filter(|event_type| event_type.chars().count() <= EVENT_TYPE_CHARS_MAX)
+        .ok_or(ApiError::BadRequest(
+            "event_type must be given, with at most 200 characters".into(),
+        ))?;
+    let version = api.store.version().await?;
+    api.store.refresh_view(version).await?;
+    Ok((event_type, api.store.view()))
 }
 
 /// Writes the policy of a pattern; in force for the next publish of every process.

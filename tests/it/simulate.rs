@@ -6,8 +6,6 @@ use std::{
     process::{Command, Output},
 };
 
-use openvibe_events::domain::policy::Policy;
-use planner::{Class, Intent};
 use serde_json::{Value, json};
 use ulid::Ulid;
 
@@ -166,40 +164,4 @@ fn help_names_the_page_and_the_exit_codes() {
     ] {
         assert!(said.contains(word), "{word} is missing from\n{said}");
     }
-}
-
-/// The planner reads policies by itself, since it knows nothing of the service; both come to the same class.
-#[test]
-fn a_policy_asks_for_the_same_class_wherever_it_is_read() {
-    let classes = [
-        "realtime_ephemeral",
-        "interactive",
-        "interactive_durable",
-        "domain",
-        "critical",
-        "background",
-        "bulk",
-        "webhook",
-    ];
-    for class in classes {
-        for durability in ["none", "optional", "required"] {
-            for ordering in [
-                "",
-                r#","ordering":{"scope":"key","key":"subject"}"#,
-                r#","ordering":{"scope":"key","key":""}"#,
-            ] {
-                let document = format!(
-                    r#"{{"class":"{class}","durability":"{durability}","delivery_semantics":"at_least_once"{ordering}}}"#
-                );
-                let policy = Policy::parse(&document).expect("a policy");
-                let intent = Intent::parse(&document).expect("a policy");
-                assert_eq!(policy.carrier_class(), intent.class, "{document}");
-            }
-        }
-    }
-    assert_eq!(Intent::DEFAULT.class, Class::Queue);
-    assert_eq!(
-        Intent::parse(openvibe_events::domain::policy::DEFAULT_POLICY).ok(),
-        Some(Intent::DEFAULT)
-    );
 }
