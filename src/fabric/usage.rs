@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use planner::{ProviderStates, Usage};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::time::Millis;
@@ -15,6 +16,8 @@ use super::Fabric;
 
 /// How often counts go to the store.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// How long the last count may take.
+const LAST_COUNT_MAX: Duration = Duration::from_secs(1);
 
 /// The usage that placement reads.
 pub(super) struct Counts(Mutex<Usage>);
@@ -41,7 +44,11 @@ impl Fabric {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut failing = false;
         loop {
-            let stopped = stop.run_until_cancelled(ticks.tick()).await.is_none();
+            if stop.run_until_cancelled(ticks.tick()).await.is_none() {
+                // A stop waits for nobody long; what is not counted now costs a moment of an allowance.
+                let _ = timeout(LAST_COUNT_MAX, self.count_once()).await;
+                return;
+            }
             match self.count_once().await {
                 Ok(()) => failing = false,
                 Err(error) if !failing => {
@@ -49,9 +56,6 @@ impl Fabric {
                     tracing::warn!("the use of carriers could not be recorded and is kept: {error}");
                 }
                 Err(_) => {}
-            }
-            if stopped {
-                return;
             }
         }
     }
