@@ -1,6 +1,7 @@
 //! How a carrier stands, and where it keeps that.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use parking_lot::RwLock;
 
@@ -40,11 +41,12 @@ impl Health {
     }
 }
 
-/// Where a carrier keeps its health. Each change is logged once, with its cause.
+/// Where a carrier keeps its health. Each change is logged once, with its cause, and so is what is found first.
 #[derive(Debug)]
 pub struct Standing {
     id: &'static str,
     health: RwLock<Health>,
+    told: AtomicBool,
 }
 
 impl Standing {
@@ -53,6 +55,7 @@ impl Standing {
         Self {
             id,
             health: RwLock::new(health),
+            told: AtomicBool::new(false),
         }
     }
 
@@ -65,7 +68,8 @@ impl Standing {
     pub fn set(&self, health: Health, cause: &str) {
         let before = std::mem::replace(&mut *self.health.write(), health.clone());
 
-        if before == health {
+        let told = self.told.swap(true, Relaxed);
+        if told && before == health {
             return;
         }
         match health.reason() {
