@@ -87,7 +87,8 @@ pub struct Identity {
     pub issuer: String,
     /// One pinned public key in PEM instead of fetched ones. `OV_NETWORK_PUBLIC_KEY`; default none.
     pub public_key_pem: Option<String>,
-    /// Audiences accepted in a person's token; `None` means that the audience is not checked. `EVENTS_USER_AUDIENCES`.
+    /// Audiences of which a person's token must name one. `None`: one that names any must name us or the network.
+    /// `EVENTS_USER_AUDIENCES`.
     pub user_audiences: Option<Vec<String>>,
 }
 

@@ -148,8 +148,8 @@ pub const SECTIONS: &[Section] = &[
             .secret(),
             unset(
                 "EVENTS_USER_AUDIENCES",
-                "Audiences accepted in a person's token, comma separated. The audience is checked only when this is set; \
-                 openvibe.events,openvibe.network is the usual value.",
+                "Audiences of which a person's token must name one, comma separated. Without it a token that names any must name \
+                 openvibe.events or openvibe.network.",
             ),
         ],
     },

@@ -8,6 +8,8 @@ use crate::domain::ids::is_prefixed_id;
 const TOKEN_BYTES_MAX: usize = 16 * 1024;
 /// How far the network's clock and ours may disagree.
 const LEEWAY_S: f64 = 30.0;
+/// Whom a session is for unless the configuration says otherwise.
+const USUAL_AUDIENCES: [&str; 2] = ["openvibe.events", "openvibe.network"];
 /// How the `sub` of a principal begins. A principal is nobody's session.
 const PRINCIPALS: [&str; 5] = ["svc:", "app:", "mod:", "node:", "agent:"];
 
@@ -29,7 +31,7 @@ pub struct Sessions {
     pub keys: Keys,
     /// The only issuer believed.
     pub issuer: String,
-    /// Audiences of which a token must name one; `None` where the audience is not looked at.
+    /// Audiences of which a token must name one. `None`: one that names any must name us or the network.
     pub audiences: Option<Vec<String>>,
 }
 
@@ -60,10 +62,11 @@ impl Sessions {
         let begun = |at: Option<Option<f64>>| at.is_none_or(|at| at.is_some_and(|at| at - LEEWAY_S <= now_s));
         let in_time = ends_s + LEEWAY_S >= now_s && begun(seconds("nbf")) && begun(seconds("iat"));
         let issued = text("iss") == Some(self.issuer.as_str());
-        let meant_for_us = self
-            .audiences
-            .as_ref()
-            .is_none_or(|wanted| names_one(claims.get("aud"), wanted));
+        let meant_for_us = match (&self.audiences, claims.get("aud").filter(|aud| !aud.is_null())) {
+            (Some(wanted), aud) => names_one(aud, wanted),
+            (None, Some(aud)) => names_one(Some(aud), &USUAL_AUDIENCES),
+            (None, None) => true,
+        };
         let principal = matches!(text("actor_type"), Some("service" | "app" | "mod" | "node" | "agent"))
             || text("sub").is_some_and(|sub| PRINCIPALS.iter().any(|kind| sub.starts_with(kind)));
         // A ticket, an assertion: signed by the same key, and meant for one purpose only.
@@ -80,8 +83,12 @@ impl Sessions {
     }
 }
 
-fn names_one(aud: Option<&Value>, wanted: &[String]) -> bool {
-    let is_wanted = |value: &Value| value.as_str().is_some_and(|one| wanted.iter().any(|name| name == one));
+fn names_one(aud: Option<&Value>, wanted: &[impl AsRef<str>]) -> bool {
+    let is_wanted = |value: &Value| {
+        value
+            .as_str()
+            .is_some_and(|one| wanted.iter().any(|name| name.as_ref() == one))
+    };
     match aud {
         Some(Value::Array(many)) => many.iter().any(is_wanted),
         Some(one) => is_wanted(one),
@@ -168,15 +175,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_audience_counts_only_where_it_is_configured() {
+    async fn a_session_for_somebody_else_is_none_here() {
         let token = |aud: Value| key("k1").token(&with(claims(), json!({"aud": aud})));
-        assert!(
-            sessions(None)
-                .person(&token(json!(null)), NOW_S)
-                .await
-                .expect("a key")
-                .is_some()
-        );
+        for (aud, holds) in [
+            (json!(null), true),
+            (json!(["openvibe.live", "openvibe.network"]), true),
+            (json!("openvibe.events"), true),
+            (json!(["openvibe.live"]), false),
+            (json!([]), false),
+        ] {
+            let judged = sessions(None).person(&token(aud.clone()), NOW_S).await.expect("a key");
+            assert_eq!(judged.is_some(), holds, "{aud}");
+        }
         let strict = sessions(Some(&["openvibe.live", "openvibe.events"]));
         for (aud, holds) in [
             (json!(["openvibe.x", "openvibe.live"]), true),
