@@ -1,10 +1,11 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2154 # what bench.sh sets
 # The carrier fabric's part of scripts/bench.sh: the same load with brokers beside PostgreSQL, with each of them in trouble,
 # and from one process to another. Sourced by it, never run.
 
 # Beside each other at 200/s; the middle third is where a broker gets into trouble.
 trouble_seconds=10
-broker_pids='' line_pid=''
+broker_pids='' line_pid='' watch_brokers=() cards=free
 valkey_at='' nats_at='' sqs_url=''
 
 # brokers_up: private brokers, and rate cards under which a cloud queue may be chosen.
@@ -13,7 +14,7 @@ brokers_up() {
   for name in valkey nats sqs; do
     mkdir -p "$work/$name"
     started=$(broker_start "$name" "$work/$name") || die "the runs with carriers need $name"
-    broker_pids="$broker_pids ${started% *}"
+    broker_pids="$broker_pids ${started% *}" watch_brokers+=(--watch "$name=${started% *}")
     case $name in
       valkey) valkey_at="127.0.0.1:${started#* }" ;;
       nats) nats_at="127.0.0.1:${started#* }" ;;
@@ -24,12 +25,17 @@ brokers_up() {
         ;;
     esac
   done
-  {
-    sed '$d' rate-cards/rate-cards.json
-    printf ',{"id":"rc-cloud-queue-v1","provider":"cloud","adapter":"cloud-v1","metric":"queue-operation","unit_size":1,'
-    printf '"unit_price_usd":0.0000004,"free_allowance":1000000000,"reset_period":"month","region":"cloud",'
-    printf '"effective_from":"2026-09-01","source":"https://openvibe.network/pricing/events","verified_at":"2026-09-01"}]\n'
-  } >"$work/rate-cards.json"
+  # One that costs is beside the others; one that is free is chosen before `pg-v1`.
+  cloud_card 0 >"$work/paid.json"
+  cloud_card 1000000000 >"$work/free.json"
+}
+
+# cloud_card ALLOWANCE: the shipped rate cards and one of the cloud queue.
+cloud_card() {
+  sed '$d' rate-cards/rate-cards.json
+  printf ',{"id":"rc-cloud-queue-v1","provider":"cloud","adapter":"cloud-v1","metric":"queue-operation","unit_size":1,'
+  printf '"unit_price_usd":0.0000004,"free_allowance":%s,"reset_period":"month","region":"cloud",' "$1"
+  printf '"effective_from":"2026-09-01","source":"https://openvibe.network/pricing/events","verified_at":"2026-09-01"}]\n'
 }
 
 brokers_down() {
@@ -42,7 +48,7 @@ brokers_down() {
 carriers() {
   local valkey=$valkey_at nats=$nats_at sqs=$sqs_at
   [ $# -eq 1 ] || printf -v "$2" '%s' "$3"
-  extra_env=("EVENTS_CARRIERS=$1" "EVENTS_RATE_CARDS=$work/rate-cards.json" "VALKEY_URL=redis://$valkey" "NATS_URL=nats://$nats"
+  extra_env=("EVENTS_CARRIERS=$1" "EVENTS_RATE_CARDS=$work/$cards.json" "VALKEY_URL=redis://$valkey" "NATS_URL=nats://$nats"
     "CLOUD_QUEUE_URL=${sqs_url/"$sqs_at"/"$sqs"}" "${sqs_keys[@]}")
 }
 
@@ -133,8 +139,11 @@ fabric_round() {
     }
     # Whoever comes second finds larger tables: they take turns.
     ((round % 2 == 0)) || carriers_alone
+    cards=paid
     service_with pg-v1,valkey-v1,nats-v1,nats-js-v1,cloud-v1
-    measured_service carriers_all "$round" deliver --seconds "$seconds" --kinds queue=valkey-v1,topic=nats-v1,stream=nats-js-v1
+    cards=free
+    measured_service carriers_all "$round" deliver --seconds "$seconds" --kinds queue=valkey-v1,topic=nats-v1,stream=nats-js-v1 \
+      "${watch_brokers[@]}"
     ((round % 2 == 1)) || carriers_alone
   fi
   for when in boot load; do

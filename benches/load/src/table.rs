@@ -72,6 +72,7 @@ impl Results {
         match against {
             Against::Nothing => None,
             Against::Value(source) => self.value(*source, round),
+            Against::Middle(sources) => median(sources.iter().filter_map(|source| self.value(*source, round))),
             Against::FloorAndTwoCommits => {
                 let floor_ms = self.value(Source("floor", "received_p50_ms"), round)?;
                 let commits_per_s = self.value(Source("r1_one_client", "per_s"), round)?;
