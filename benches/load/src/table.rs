@@ -343,6 +343,22 @@ mod tests {
     }
 
     #[test]
+    fn a_figure_beside_several_runs_is_judged_by_the_middle_one_of_its_round() {
+        let line = |measure: &str, ms: f64| {
+            format!(r#"{{"measure":"{measure}","round":1,"sheet":{{"publish_p99_ms":{ms},"received_p50_ms":{ms}}}}}"#)
+        };
+        let alone = [("valkey", 9.0), ("nats", 2.0), ("cloud", 4.0)];
+        let mut lines: Vec<String> = alone
+            .map(|(broker, ms)| line(&format!("{broker}_alone_boot"), ms))
+            .into();
+        lines.extend([line("nats_dead_boot", 5.2), line("wake_nats", 5.1)]);
+        let results = Results::parse(&lines.join("\n")).expect("results");
+        let rows = results.rows();
+        let shown: Vec<_> = rows.iter().map(|row| (row.measured, row.reference, row.met)).collect();
+        assert_eq!(shown, [(5.2, Some(4.0), true), (5.1, None, false)]);
+    }
+
+    #[test]
     fn what_went_wrong_is_shown_and_what_people_wrote_stays() {
         let results = results();
         let page = results.markdown(&format!("old table\n{NOTES}\n\nBound by the disk.\n"));
