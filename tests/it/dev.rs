@@ -16,6 +16,14 @@ use super::support::wait::{SOON, eventually, within};
 /// The tour takes about eight seconds on a quiet machine.
 const TOUR_MAX: Duration = Duration::from_secs(120);
 
+/// Where the processes of a run write down their numbers.
+const PID_FILES: [&str; 4] = [
+    "postgres/cluster/postmaster.pid",
+    "service.pid",
+    "valkey-server/server.pid",
+    "nats-server/server.pid",
+];
+
 /// A directory of its own, open to the account that runs the database; removed at the end.
 struct Data(PathBuf);
 
@@ -36,7 +44,9 @@ impl Data {
             .arg(&self.0)
             .args(["--port", "0"])
             .args(args);
-        command.env_remove("NODE_ENV").env_remove("EVENTS_ENV");
+        for name in ["NODE_ENV", "EVENTS_ENV", "VALKEY_URL", "NATS_URL"] {
+            command.env_remove(name);
+        }
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -45,9 +55,23 @@ impl Data {
         command
     }
 
-    /// The process ids that the database and the service have written down.
+    /// `dev` without brokers: none is named, and no program is to be found.
+    fn dev_alone(&self, args: &[&str]) -> Command {
+        let bin = self.0.join("bin");
+        fs::create_dir_all(&bin).expect("a directory");
+        // The one program that `dev` itself looks for on PATH.
+        std::os::unix::fs::symlink("/bin/sh", bin.join("sh")).expect("a link");
+        let mut command = self.dev(args);
+        command
+            .env("PATH", bin)
+            .env_remove("OV_VALKEY_SERVER")
+            .env_remove("OV_NATS_SERVER");
+        command
+    }
+
+    /// The process ids that the database, the service and the brokers have written down.
     fn pids(&self) -> Vec<String> {
-        ["postgres/cluster/postmaster.pid", "service.pid"]
+        PID_FILES
             .iter()
             .filter_map(|name| fs::read_to_string(self.0.join(name)).ok())
             .filter_map(|text| text.lines().next().map(|pid| pid.trim().to_owned()))
@@ -92,19 +116,122 @@ async fn the_tour_holds_all_it_promises_and_leaves_nothing_running() {
     let output = ended(child).await;
     let told = text(&output);
     assert!(output.status.success(), "{told}");
-    for line in [
-        "published  15",
-        "delivered  15",
-        "retried    4",
-        "replayed   1",
-        "lost       0",
-    ] {
-        assert!(told.contains(line), "{line} is missing from\n{told}");
-    }
+    // The brokers are programs of `scripts/services.sh`; the tour runs them, kills them and starts them again.
+    in_order(
+        &told,
+        &[
+            "broker     Valkey on 127.0.0.1:",
+            "broker     NATS on 127.0.0.1:",
+            "selected=valkey-v1",
+            "✓ its delivery is on valkey-v1",
+            "kill -9",
+            "selected=pg-v1",
+            "valkey-v1   left out: not connected (valkey-v1)",
+            "✓ its delivery is on pg-v1: not connected (valkey-v1)",
+            "Valkey runs again",
+            "selected=valkey-v1",
+            "✓ its delivery is on valkey-v1",
+            "✓ all 4 events arrived",
+            "carrier_class=STREAM",
+            "selected=nats-js-v1",
+            "nats-js-v1  left out: not connected (nats-js-v1)",
+            "NATS runs again",
+            "✓ its delivery is on nats-js-v1",
+            "✓ all 4 events arrived",
+            "published  23",
+            "delivered  23",
+            "retried    4",
+            "replayed   1",
+            "lost       0",
+        ],
+    );
     assert!(!told.contains('\u{1b}'), "colour goes to terminals only:\n{told}");
-    for pid in data.pids() {
+    let pids = data.pids();
+    assert_eq!(pids.len(), 3, "the database takes its own file away: {pids:?}");
+    for pid in pids {
         assert!(!lives(&pid).await, "process {pid} was left running");
     }
+}
+
+/// Holds when the lines are there in this order.
+#[track_caller]
+fn in_order(told: &str, lines: &[&str]) {
+    let mut rest = told;
+    for line in lines {
+        let found = rest.find(line);
+        let at = found.unwrap_or_else(|| panic!("{line:?} is missing, or in another place, in\n{told}"));
+        rest = &rest[at + line.len()..];
+    }
+}
+
+#[tokio::test]
+async fn a_broker_that_is_given_is_switched_off_and_never_killed() {
+    let url = std::env::var("OV_TEST_VALKEY_URL").expect("OV_TEST_VALKEY_URL: eval \"$(scripts/services.sh up)\"");
+    let data = Data::new();
+    let child = data
+        .dev_alone(&["--demo", "--once"])
+        .env("VALKEY_URL", &url)
+        .env("VALKEY_PREFIX", format!("tour:{}:", Ulid::generate()))
+        .spawn()
+        .expect("it starts");
+    let output = ended(child).await;
+    let told = text(&output);
+    assert!(output.status.success(), "{told}");
+    in_order(
+        &told,
+        &[
+            "broker     Valkey, the one that VALKEY_URL names",
+            "selected=valkey-v1",
+            "this Valkey is yours, and nobody kills it",
+            "valkey-v1   left out: disabled by an operator",
+            "✓ its delivery is on pg-v1: disabled by an operator",
+            "selected=valkey-v1",
+            "✓ its delivery is on valkey-v1",
+            "✓ all 4 events arrived",
+            "published  19",
+            "lost       0",
+        ],
+    );
+    let address = url.rsplit(['/', '@']).next().expect("an address");
+    tokio::net::TcpStream::connect(address).await.expect("it still answers");
+}
+
+#[tokio::test]
+async fn without_brokers_the_tour_says_how_to_get_them_and_goes_on() {
+    let data = Data::new();
+    let child = data.dev_alone(&["--demo", "--once"]).spawn().expect("it starts");
+    let output = ended(child).await;
+    let told = text(&output);
+    assert!(output.status.success(), "{told}");
+    let left_out = told
+        .lines()
+        .find(|line| line.contains("left out, since no broker is here"));
+    let left_out = left_out.expect("the line");
+    for way in ["scripts/dev.sh", "valkey-server", "VALKEY_URL", "NATS_URL"] {
+        assert!(left_out.contains(way), "{left_out}");
+    }
+    in_order(&told, &["published  15", "lost       0"]);
+}
+
+#[tokio::test]
+async fn a_given_broker_that_does_not_answer_ends_the_tour_with_what_to_do() {
+    let data = Data::new();
+    let child = data
+        .dev_alone(&["--demo", "--once"])
+        .env("VALKEY_URL", "redis://127.0.0.1:1")
+        .spawn()
+        .expect("it starts");
+    let output = ended(child).await;
+    let told = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    in_order(
+        &told,
+        &[
+            "for work to be placed on valkey-v1",
+            "says: not connected (valkey-v1)",
+            "unset VALKEY_URL to go without",
+        ],
+    );
 }
 
 #[tokio::test]
@@ -136,7 +263,7 @@ async fn stopped_by(signal: &str, args: &[&str]) -> Output {
     let mark = data.0.join("service.pid");
     eventually("the service to start", TOUR_MAX, async || mark.exists()).await;
     let pids = data.pids();
-    assert_eq!(pids.len(), 2, "a database and a service");
+    assert!(pids.len() >= 2, "a database and a service, and in a tour brokers");
     let own = child.id().expect("it runs").to_string();
     let asked = Command::new("sh")
         .args(["-c", "kill \"-$1\" \"$2\"", "sh", signal, &own])

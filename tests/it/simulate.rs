@@ -143,7 +143,7 @@ fn a_scenario_that_cannot_be_used_is_refused_with_file_field_and_remedy() {
         policy.name(),
         &[
             "traffic[1].policy: \"mode\" is no member of a policy",
-            "traffic[2].policy.max_payload_bytes: must be",
+            "traffic[2].policy.max_payload_bytes: max_payload_bytes must be a whole number",
             "traffic[0].duration: is no member of a stream of events: remove it",
             "happenings[0].carrier: \"kafka-v1\" is not in this scenario; there are",
         ],
