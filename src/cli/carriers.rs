@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use planner::simulate::{self, Lane, Report, SCENARIO_BYTES_MAX, Scenario};
 
 use super::{failed, refused};
+use crate::domain::envelope::FieldError;
 use crate::domain::policy::Policy;
 
 /// Most moves in the printed list; `--json` has all of them.
@@ -89,11 +90,14 @@ fn read(path: &Path) -> Result<Scenario, Vec<String>> {
 /// Holds a policy to the whole contract, as the route that stores policies does.
 fn policy_mistakes(policy: &str) -> Vec<(String, String)> {
     let mistakes = Policy::parse(policy).err().unwrap_or_default();
-    let place = |pointer: &str| pointer.trim_end_matches('/').replace('/', ".");
-    mistakes
-        .iter()
-        .map(|mistake| (place(&mistake.path), mistake.message.to_string()))
-        .collect()
+    let told = |mistake: &FieldError| {
+        let place = mistake.path.trim_end_matches('/').replace('/', ".");
+        // The sentence begins with the name of the member, which the place ends in already.
+        let sentence = mistake.message.strip_prefix(place.trim_start_matches('.'));
+        let sentence = sentence.filter(|_| !place.is_empty()).unwrap_or(&mistake.message);
+        (place, sentence.trim_start().to_owned())
+    };
+    mistakes.iter().map(told).collect()
 }
 
 fn write_json(report: &Report, out: &mut dyn Write) -> io::Result<()> {

@@ -136,6 +136,7 @@ fn a_scenario_that_cannot_be_used_is_refused_with_file_field_and_remedy() {
     let mut policy = outage.clone();
     policy["traffic"][1]["policy"]["mode"] = json!("fast");
     policy["traffic"][2]["policy"]["max_payload_bytes"] = json!(0);
+    policy["traffic"][2]["policy"]["ordering"] = json!({ "key": "subject" });
     policy["traffic"][0]["duration"] = json!("1h");
     policy["happenings"][0]["carrier"] = json!("kafka-v1");
     let policy = Scratch::new(&policy.to_string());
@@ -143,7 +144,8 @@ fn a_scenario_that_cannot_be_used_is_refused_with_file_field_and_remedy() {
         policy.name(),
         &[
             "traffic[1].policy: \"mode\" is no member of a policy",
-            "traffic[2].policy.max_payload_bytes: max_payload_bytes must be a whole number",
+            "traffic[2].policy.max_payload_bytes: must be a whole number",
+            "traffic[2].policy.ordering.scope: is missing; it must be a string",
             "traffic[0].duration: is no member of a stream of events: remove it",
             "happenings[0].carrier: \"kafka-v1\" is not in this scenario; there are",
         ],
