@@ -8,9 +8,14 @@ use std::{
     time::Duration,
 };
 
-use tokio::process::{Child, Command};
+use tokio::{
+    net::TcpStream,
+    process::{Child, Command},
+};
 use ulid::Ulid;
 
+use super::fabric_world::url;
+use super::support::broker::{Broker, PASSWORD};
 use super::support::wait::{SOON, eventually, within};
 
 /// The tour takes about eight seconds on a quiet machine.
@@ -166,12 +171,12 @@ fn in_order(told: &str, lines: &[&str]) {
 
 #[tokio::test]
 async fn a_broker_that_is_given_is_switched_off_and_never_killed() {
-    let url = std::env::var("OV_TEST_VALKEY_URL").expect("OV_TEST_VALKEY_URL: eval \"$(scripts/services.sh up)\"");
+    let (valkey, nats) = (Broker::valkey().await, Broker::nats().await);
     let data = Data::new();
     let child = data
         .dev_alone(&["--demo", "--once"])
-        .env("VALKEY_URL", &url)
-        .env("VALKEY_PREFIX", format!("tour:{}:", Ulid::generate()))
+        .env("VALKEY_URL", url("redis", valkey.address()))
+        .env("NATS_URL", url("nats", nats.address()))
         .spawn()
         .expect("it starts");
     let output = ended(child).await;
@@ -188,12 +193,19 @@ async fn a_broker_that_is_given_is_switched_off_and_never_killed() {
             "selected=valkey-v1",
             "✓ its delivery is on valkey-v1",
             "✓ all 4 events arrived",
-            "published  19",
+            "this NATS is yours",
+            "nats-js-v1  left out: disabled by an operator",
+            "selected=nats-js-v1",
+            "✓ all 4 events arrived",
+            "published  23",
             "lost       0",
         ],
     );
-    let address = url.rsplit(['/', '@']).next().expect("an address");
-    tokio::net::TcpStream::connect(address).await.expect("it still answers");
+    assert!(!told.contains(PASSWORD), "a password is shown:\n{told}");
+    for broker in [valkey, nats] {
+        let address = broker.address();
+        TcpStream::connect(address).await.expect("it was left alone");
+    }
 }
 
 #[tokio::test]

@@ -438,6 +438,31 @@ mod tests {
         assert_eq!(version("very well, no version"), None);
     }
 
+    #[tokio::test]
+    async fn a_broker_that_an_earlier_run_left_behind_is_ended_and_nobody_else() {
+        let root = std::env::temp_dir().join(format!("ov-dev-brokers-{}", ulid::Ulid::generate()));
+        let home = root.join("valkey-server");
+        fs::create_dir_all(home.join("data")).expect("a directory");
+        let home = home.canonicalize().expect("it is there");
+        let started = |argument: &Path| {
+            let mut command = Command::new("sh");
+            // Two commands, or the shell would become the first one and forget what it was called with.
+            command.args(["-c", "sleep 60; true", "sh"]).arg(argument);
+            command.process_group(0).kill_on_drop(true).spawn().expect("a shell")
+        };
+        let (mut ours, mut other) = (started(&home.join("data")), started(&root.join("elsewhere")));
+        for child in [&other, &ours] {
+            fs::write(pid_file(&home), child.id().expect("it runs").to_string()).expect("a file");
+            end_earlier(Kind::Valkey, &home).await.expect("it ends");
+        }
+        assert!(ours.wait().await.expect("it ended").code().is_none(), "by a signal");
+        assert!(
+            other.try_wait().expect("a look").is_none(),
+            "the number had been given to another"
+        );
+        fs::remove_dir_all(root).expect("clean up");
+    }
+
     #[test]
     fn a_given_broker_is_passed_on_with_its_names_and_a_bad_program_is_named() {
         let brokers = Brokers(vec![Broker {
