@@ -28,8 +28,8 @@ struct Story {
     /// The name of its subscription in the tour.
     hook: &'static str,
     event_type: &'static str,
-    /// A policy that only the tour needs.
-    policy: Option<Value>,
+    /// The policy that it is told under, whatever others the database holds.
+    policy: Value,
     /// The carrier that rings through it.
     carrier: &'static str,
     draft: fn(&str) -> Draft,
@@ -41,15 +41,15 @@ impl Story {
             Kind::Valkey => Self {
                 hook: "comments",
                 event_type: "community.comment.created",
-                policy: None,
+                policy: json!({ "class": "domain", "durability": "required", "delivery_semantics": "at_least_once" }),
                 carrier: "valkey-v1",
                 draft: comment_created,
             },
             Kind::Nats => Self {
                 hook: "payouts",
                 event_type: "billing.payout.settled",
-                policy: Some(json!({ "class": "domain", "durability": "required",
-                    "delivery_semantics": "at_least_once", "ordering": { "scope": "stream", "key": "subject" } })),
+                policy: json!({ "class": "domain", "durability": "required", "delivery_semantics": "at_least_once",
+                    "ordering": { "scope": "stream", "key": "subject" } }),
                 carrier: "nats-js-v1",
                 draft: payout_settled,
             },
@@ -83,16 +83,18 @@ async fn tell(guide: &mut Guide<'_>, broker: &mut Broker, story: &Story) -> Resu
     let terminal = guide.stage.terminal;
     terminal.seen(broker.told());
     let policy_path = format!("/api/v1/delivery-policies/{}", story.event_type);
-    if let Some(policy) = &story.policy {
-        guide
-            .call(&guide.consumer, (Method::PUT, &policy_path), Some(policy), 200, |row| {
-                brief(row, &["pattern", "carrier_class"])
-            })
-            .await?;
-    }
+    guide
+        .call(
+            &guide.consumer,
+            (Method::PUT, &policy_path),
+            Some(&story.policy),
+            200,
+            |row| brief(row, &["pattern", "carrier_class"]),
+        )
+        .await?;
     hook(guide, story.hook, story.event_type, None).await?;
     let ours = broker.is_ours();
-    if !ours && is_off(guide, story).await? {
+    if is_off(guide, story).await? {
         terminal.seen("it was switched off by an operator; the tour needs it");
         switch(guide, story, false).await?;
     }
@@ -144,11 +146,9 @@ async fn tell(guide: &mut Guide<'_>, broker: &mut Broker, story: &Story) -> Resu
         .iter()
         .all(|arrival| guide.genuine(story.hook, arrival, &arrival.body));
     guide.expect(genuine, &format!("all {} events arrived", ids.len()))?;
-    if story.policy.is_some() {
-        guide
-            .quiet(&guide.consumer, (Method::DELETE, &policy_path), None, 204)
-            .await?;
-    }
+    guide
+        .quiet(&guide.consumer, (Method::DELETE, &policy_path), None, 204)
+        .await?;
     Ok(())
 }
 
