@@ -5,6 +5,7 @@
 //! order and stops them in reverse.
 
 mod backoff;
+mod cards;
 pub mod cli;
 mod clock;
 pub mod config;

@@ -1,7 +1,7 @@
 //! Every environment variable of the service: read once, typed, all mistakes reported together.
 //!
-//! This is the only module that touches the process environment. It reads one file, the one of `SSL_CERT_FILE`, and opens
-//! no connection.
+//! This is the only module that touches the process environment. It reads two files, those of `SSL_CERT_FILE` and
+//! `EVENTS_RATE_CARDS`, and opens no connection.
 
 mod fields;
 mod page;
@@ -27,6 +27,8 @@ pub use reader::{ConfigErrors, Mistake, Origin, Setting};
 pub use report::{Report, env_example};
 pub use values::{Environment, Secret, SecretKey};
 
+use crate::cards;
+use crate::clock;
 use crate::domain::endpoint::HostRules;
 use crate::domain::sources::{self, SourceMap};
 use reader::Reader;
@@ -399,7 +401,7 @@ fn carriers(env: &mut Reader) -> Carriers {
     };
     let enabled = env.value("EVENTS_CARRIERS", ids);
     let disabled = env.optional("EVENTS_CARRIERS_DISABLED", ids).unwrap_or_default();
-    let rate_cards = env.optional("EVENTS_RATE_CARDS", values::text).map(PathBuf::from);
+    let rate_cards = rate_cards(env);
 
     let url = env.optional("VALKEY_URL", |text| {
         values::service_url(text, &["redis", "rediss", "valkey", "valkeys"])
@@ -439,6 +441,20 @@ fn carriers(env: &mut Reader) -> Carriers {
         nats,
         cloud_queue,
     }
+}
+
+/// The cards themselves are read again by whoever decides with them; here they are only judged.
+fn rate_cards(env: &mut Reader) -> Option<PathBuf> {
+    const NAME: &str = "EVENTS_RATE_CARDS";
+    let path = env.optional(NAME, values::text).map(PathBuf::from)?;
+    let name = env.shown(NAME);
+    for mistake in cards::read(Some((&path, &name)), clock::now())
+        .err()
+        .unwrap_or_default()
+    {
+        env.mistake(NAME, format_args!("is wrong: {mistake}"));
+    }
+    Some(path)
 }
 
 fn billing(env: &mut Reader) -> Billing {

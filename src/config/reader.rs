@@ -144,6 +144,11 @@ impl<'a> Reader<'a> {
         self.setting(name).origin == Origin::Environment
     }
 
+    /// What may be shown of a variable that has been read; empty where nothing is set.
+    pub(super) fn shown(&mut self, name: &'static str) -> String {
+        self.setting(name).shown.clone().unwrap_or_default()
+    }
+
     /// Says what a computed default came to.
     pub(super) fn computed(&mut self, name: &'static str, value: &str) {
         let setting = self.setting(name);

@@ -662,3 +662,47 @@ fn a_misspelt_production_is_a_warning() {
         "{report:?}"
     );
 }
+
+#[test]
+fn rate_cards_are_read_and_all_their_mistakes_told_beside_the_others() {
+    let file = std::env::temp_dir().join(format!("ov-config-cards-{}.json", ulid::Ulid::generate()));
+    let path = file.to_str().expect("text");
+    let mut cards: serde_json::Value = serde_json::from_str(planner::SHIPPED_RATE_CARDS).expect("JSON");
+    std::fs::write(&file, cards.to_string()).expect("a file");
+    let config = good(&[("EVENTS_RATE_CARDS", path)]);
+    assert_eq!(config.carriers.rate_cards.as_deref(), Some(file.as_path()));
+
+    let id = cards[1]["id"].as_str().expect("an id").to_owned();
+    cards[0]["unit_price_usd"] = serde_json::json!(-1);
+    cards[1].as_object_mut().expect("a card").remove("metric");
+    cards[2]["effective_until"] = serde_json::json!("2001-01-01");
+    cards[2]["effective_from"] = serde_json::json!("2000-01-01");
+    cards[3]["id"] = serde_json::json!(id);
+    std::fs::write(&file, cards.to_string()).expect("a file");
+    let errors = read(&[("EVENTS_RATE_CARDS", path), ("PORT", "http")]).expect_err("mistakes");
+    let messages: Vec<&str> = errors.0.iter().map(|mistake| mistake.message.as_str()).collect();
+    assert!(messages[0].starts_with("PORT must"), "{errors}");
+    for (message, words) in messages[1..].iter().zip([
+        "unit_price_usd: must be a number of 0 or more, got -1",
+        "metric: is missing: give a text",
+        "effective_until: the price expired on 2001-01-01: verify it",
+        "id: \"",
+    ]) {
+        assert!(
+            message.starts_with(&format!("EVENTS_RATE_CARDS is wrong: {path}: ")) && message.contains(words),
+            "{words} is missing from {message}"
+        );
+    }
+    assert_eq!(messages.len(), 5, "{errors}");
+
+    std::fs::write(&file, "[{]").expect("a file");
+    assert!(refused(&[("EVENTS_RATE_CARDS", path)]).contains(": is not JSON ("));
+    std::fs::remove_file(&file).expect("it is there");
+    let gone = refused(&[("EVENTS_RATE_CARDS", path)]);
+    assert!(
+        gone.contains(": cannot be read (No such file") && gone.contains("or unset EVENTS_RATE_CARDS"),
+        "{gone}"
+    );
+    let endless = refused(&[("EVENTS_RATE_CARDS", "/dev/zero")]);
+    assert!(endless.contains("is larger than 1048576 bytes"), "{endless}");
+}

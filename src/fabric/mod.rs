@@ -18,10 +18,11 @@ use arc_swap::ArcSwap;
 use carriers::{Arrival, Env, Heard, REGISTRY, Signal};
 use parking_lot::Mutex;
 use planner::health::floor_latency_ms;
-use planner::{Carrier, Class, FLOOR, Intent, Market, PolicyClass, RateCards, SHIPPED_RATE_CARDS};
+use planner::{Carrier, Class, FLOOR, Intent, Market, PolicyClass, RateCards};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::cards;
 use crate::delivery::Wake;
 use crate::domain::ids::{EventId, SubscriptionId};
 use crate::domain::time::Millis;
@@ -36,8 +37,6 @@ use usage::Counts;
 pub use explain::{CarrierState, Explained};
 pub use placing::{Choice, Placed};
 
-/// The name in messages of the cards this release comes with.
-const CARDS_NAME: &str = "rate-cards/rate-cards.json";
 /// How often health, latency and switches are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// What carries word to live streams: any policy's events come to all processes alike.
@@ -312,22 +311,6 @@ fn hear(store: &SharedStore, wake: &Wake, arrival: &Arrival) {
 }
 
 fn read_cards(file: Option<&PathBuf>, now: Millis) -> Result<RateCards, String> {
-    let Some(file) = file else {
-        return RateCards::parse(CARDS_NAME, SHIPPED_RATE_CARDS.as_bytes(), now.0)
-            .map_err(|mistakes| mistakes.to_string());
-    };
-    let name = file.display().to_string();
-    let found = std::fs::metadata(file).and_then(|found| {
-        // Read whole only where it can be one.
-        if found.len() > planner::CARDS_BYTES_MAX as u64 {
-            Ok(None)
-        } else {
-            std::fs::read(file).map(Some)
-        }
-    });
-    match found {
-        Ok(Some(text)) => RateCards::parse(&name, &text, now.0).map_err(|mistakes| mistakes.to_string()),
-        Ok(None) => Err(format!("{name} is larger than {} bytes", planner::CARDS_BYTES_MAX)),
-        Err(error) => Err(format!("EVENTS_RATE_CARDS names {name}, which cannot be read: {error}")),
-    }
+    let name = file.map(|file| file.display().to_string()).unwrap_or_default();
+    cards::read(file.map(|file| (file.as_path(), name.as_str())), now).map_err(|mistakes| mistakes.join("; "))
 }

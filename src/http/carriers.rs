@@ -82,21 +82,18 @@ pub(super) async fn switch(
     let disabled = disabled.ok_or(ApiError::BadRequest(
         r#"disabled must be true or false, as in {"disabled": true}"#.into(),
     ))?;
-    let Some(id) = api
-        .fabric
-        .carriers()
-        .into_iter()
-        .map(|carrier| carrier.id)
-        .find(|own| *own == id)
-    else {
-        return Err(ApiError::NotFound("no such carrier is configured here".into()));
+    let known: Vec<&str> = api.fabric.carriers().into_iter().map(|carrier| carrier.id).collect();
+    let unknown = || {
+        let known = known.join(", ");
+        ApiError::NotFound(format!("no such carrier is configured here; there are {known}").into())
     };
+    let id = known.iter().copied().find(|own| *own == id).ok_or_else(unknown)?;
     api.store.switch_carrier(id, disabled, &caller.slug).await?;
     let version = api.store.version().await?;
     api.store.refresh_view(version).await?;
     api.fabric.follow_switches();
     let switched = api.fabric.carriers().into_iter().find(|carrier| carrier.id == id);
-    let switched = switched.ok_or(ApiError::NotFound("no such carrier is configured here".into()))?;
+    let switched = switched.ok_or_else(unknown)?;
     Ok(json(StatusCode::OK, &view(switched)))
 }
 

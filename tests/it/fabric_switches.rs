@@ -243,7 +243,7 @@ async fn prices_are_read_again_on_a_hangup_and_a_bad_file_changes_nothing() {
     // The same file at a start stops it.
     let refused = pair.spawn(&[("EVENTS_RATE_CARDS", path)]);
     let exit = refused.wait_exit(SOON).await;
-    assert_ne!(exit.code, Some(0));
+    assert_eq!(exit.code, Some(2));
     assert!(
         refused.log().contains("metric") && refused.log().contains(path),
         "{}",

@@ -39,6 +39,7 @@ mod faults_storm;
 mod first_event;
 mod harness_self;
 mod outbound_tls;
+mod rate_cards;
 mod simulate;
 mod store_claims;
 mod store_counter;

@@ -58,23 +58,22 @@ pub struct CardMistakes {
     pub unlisted: usize,
 }
 
+impl CardMistakes {
+    /// Each mistake as a line of its own that names the file, the card and the field.
+    pub fn lines(&self) -> Vec<String> {
+        let line = |mistake: &CardMistake| {
+            let place = [&mistake.card, &mistake.field].into_iter().flatten();
+            let named: String = place.map(|name| format!(": {name}")).collect();
+            format!("{}{named}: {}", self.file, mistake.message)
+        };
+        let unlisted = (self.unlisted > 0).then(|| format!("and {} more", self.unlisted));
+        self.mistakes.iter().map(line).chain(unlisted).collect()
+    }
+}
+
 impl fmt::Display for CardMistakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, mistake) in self.mistakes.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "; " };
-            write!(f, "{separator}{}", self.file)?;
-            if let Some(card) = &mistake.card {
-                write!(f, ": {card}")?;
-            }
-            if let Some(field) = &mistake.field {
-                write!(f, ": {field}")?;
-            }
-            write!(f, ": {}", mistake.message)?;
-        }
-        if self.unlisted > 0 {
-            write!(f, "; and {} more", self.unlisted)?;
-        }
-        Ok(())
+        f.write_str(&self.lines().join("; "))
     }
 }
 

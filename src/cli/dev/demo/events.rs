@@ -65,6 +65,20 @@ pub(super) fn post_created(post: &str) -> Draft {
     draft("community", "community.post.created", ("post", post), &payload)
 }
 
+/// A comment under a post.
+pub(super) fn comment_created(comment: &str) -> Draft {
+    let payload = json!({ "post": "post-1", "text": format!("Comment {comment}") });
+    let id = format!("comment-{comment}");
+    draft("community", "community.comment.created", ("comment", &id), &payload)
+}
+
+/// Money that went out.
+pub(super) fn payout_settled(payout: &str) -> Draft {
+    let payload = json!({ "amount": "80.00", "currency": "EUR" });
+    let id = format!("payout-{payout}");
+    draft("billing", "billing.payout.settled", ("payout", &id), &payload)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +94,8 @@ mod tests {
             stream_started("3"),
             invoice_paid("4"),
             post_created("5"),
+            comment_created("6"),
+            payout_settled("7"),
         ];
         for event in all {
             let event_type = event.envelope["event_type"].as_str().expect("a type");
