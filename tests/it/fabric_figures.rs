@@ -31,12 +31,17 @@ fn won(path: &str) -> String {
 async fn a_claim_is_counted_for_the_carrier_whose_word_led_to_it() {
     let pair = Pair::start(&[]).await;
     pair.subscribe(TYPE, "/hook").await;
-    pair.round(&envelope("live").event_type(TYPE), SOON).await;
     let worker = pair.worker.client();
-    assert_eq!(metric(worker, &won("pg-v1")).await, 1.0);
-    assert_eq!(metric(worker, r#"events_claim_seconds_count{path="pg-v1"}"#).await, 1.0);
+    // The worker may hear of an event before it has heard of the subscription, and finds it by looking then.
+    pair.round(&envelope("live").event_type(TYPE), SOON).await;
+    let (rung, found) = (metric(worker, &won("pg-v1")).await, metric(worker, &won("poll")).await);
+    assert_eq!(rung + found, 1.0);
+    pair.round(&envelope("live").event_type(TYPE), SOON).await;
+    assert_eq!(metric(worker, &won("pg-v1")).await, rung + 1.0);
+    let heard = r#"events_claim_seconds_count{path="pg-v1"}"#;
+    assert_eq!(metric(worker, heard).await, rung + 1.0);
     let wait = r#"events_commit_to_claim_seconds_count{carrier="pg-v1",class="QUEUE"}"#;
-    assert_eq!(metric(worker, wait).await, 1.0);
+    assert_eq!(metric(worker, wait).await, 2.0);
     let sum = r#"events_commit_to_claim_seconds_sum{carrier="pg-v1",class="QUEUE"}"#;
     assert!(metric(worker, sum).await < 5.0, "by one clock");
     let offered = r#"events_carrier_latency_seconds{carrier="pg-v1",class="QUEUE"}"#;
@@ -45,9 +50,7 @@ async fn a_claim_is_counted_for_the_carrier_whose_word_led_to_it() {
         1800.0,
         "half of its poll, whatever its bell does"
     );
-    for path in ["local", "poll"] {
-        assert_eq!(metric(worker, &won(path)).await, 0.0, "{path}");
-    }
+    assert_eq!(metric(worker, &won("local")).await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,7 +59,7 @@ async fn a_claim_of_what_the_process_has_committed_and_what_follows_it_are_count
     receiver.answer_with("/hook", |call| {
         Answer::status(if call.attempt() == 1 { 500 } else { 204 })
     });
-    let site = Site::own(1, &[NO_POLL, ("EVENTS_BACKOFF_MS", "50")]).await;
+    let site = Site::own(1, &[("EVENTS_WORKER", "on"), NO_POLL, ("EVENTS_BACKOFF_MS", "50")]).await;
     subscribe(site.one(), TYPE, &receiver.url("/hook")).await;
     site.one().publish(&envelope("live").event_type(TYPE)).await.expect(201);
     receiver.wait_calls(2, SOON).await;
@@ -175,9 +178,8 @@ async fn a_lost_broker_is_one_line_in_the_log_and_a_stop_is_no_warning() {
     eventually("it is up", SOON, async || state().await == "up").await;
     line.cut();
     eventually("it is down", SOON, async || state().await == "down").await;
-    // Long enough for it to try again.
-    let tried = line.accepted();
-    eventually("it tries again", SOON, async || line.accepted() > tried).await;
+    line.restore();
+    eventually("it is up again", SOON, async || state().await == "up").await;
     let (exit, _took) = site.service().terminate().await;
     assert_eq!(exit.code, Some(0));
     let log = site.service().log();
