@@ -48,6 +48,7 @@ mod store_heads;
 mod store_indexes;
 mod store_leases;
 mod store_migrate;
+mod store_placements;
 mod store_plans;
 mod store_pooler;
 mod store_publish;
