@@ -91,8 +91,7 @@ impl Carrier for Cloud {
             .map(|batch| self.send(batch))
             .buffer_unordered(UNDER_WAY);
         // One batch that fails does not keep the others.
-        let taken = sent.fold(Ok(()), |all, one| async { all.and(one) }).await;
-        self.noted(taken)
+        self.asked(sent.fold(Ok(()), |all, one| async { all.and(one) })).await
     }
 
     async fn run(&self, inbound: Inbound, stop: CancellationToken) {
@@ -102,8 +101,11 @@ impl Carrier for Cloud {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
         // The first answer is not waited for: it shows that the queue is there.
         let (mut at_once, mut wait_s, mut failing) = (BATCH, 0, false);
-        while let Some(taken) = stop.run_until_cancelled(self.take(&inbound, at_once, wait_s)).await {
-            let Err(error) = self.noted(taken) else {
+        while let Some(taken) = stop
+            .run_until_cancelled(self.asked(self.take(&inbound, at_once, wait_s)))
+            .await
+        {
+            let Err(error) = taken else {
                 (at_once, wait_s, failing) = (BATCH, WAIT_S, false);
                 backoff.reset();
                 continue;
@@ -120,10 +122,27 @@ impl Carrier for Cloud {
     }
 }
 
+/// Notes when a request was answered, at its end.
+struct Note<'a> {
+    answered: &'a Mutex<Option<Instant>>,
+    at: Option<Instant>,
+}
+
+impl Drop for Note<'_> {
+    fn drop(&mut self) {
+        *self.answered.lock() = self.at;
+    }
+}
+
 impl Cloud {
-    /// Notes whether a request was answered.
-    fn noted<T>(&self, result: Result<T, SignalError>) -> Result<T, SignalError> {
-        *self.answered.lock() = result.is_ok().then(Instant::now);
+    /// Asks, and notes whether there was an answer. One that is given up had none.
+    async fn asked<T>(&self, request: impl Future<Output = Result<T, SignalError>>) -> Result<T, SignalError> {
+        let mut note = Note {
+            answered: &self.answered,
+            at: None,
+        };
+        let result = request.await;
+        note.at = result.is_ok().then(Instant::now);
         result
     }
 
