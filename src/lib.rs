@@ -17,6 +17,7 @@ mod maintenance;
 mod manifest;
 pub mod problem;
 pub mod publish;
+pub mod realtime;
 pub mod store;
 pub mod telemetry;
 pub mod tls;
@@ -38,11 +39,15 @@ use delivery::{Delivery, DeliverySettings};
 use domain::seal::Sealer;
 use fabric::{Fabric, FabricSettings};
 use http::api::{Api, Ring};
+use http::cors::Origins;
 use http::health::{Readiness, SERVICE};
 use http::room::Rooms;
+use http::server::CONNECTIONS_MAX;
+use http::stream::Streams;
 use identity::limits::{Allowance, Limits};
-use identity::{Keys, Verifier};
-use publish::{Publisher, Rules};
+use identity::{Keys, Sessions, Tickets, Verifier};
+use publish::{Bells, Publisher, Rules};
+use realtime::Realtime;
 use store::{Addresses, IndexBuilds, LATER_INDEXES, SharedStore, Store};
 use vitals::AppVitals;
 
@@ -91,6 +96,7 @@ pub struct App {
     readiness: Arc<Readiness>,
     indexes: IndexBuilds,
     retention: Retention,
+    connections_max: usize,
     delivery: Delivery,
     publisher: JoinHandle<()>,
     /// Ends the publisher, after the last request has been answered.
@@ -134,7 +140,14 @@ impl App {
             delivery::watch(Arc::clone(&store), stop_background.clone())
         };
         let wake = delivery.wake.clone();
-        fabric.run(&wake, &tasks, &stop_background);
+        let realtime = Realtime::start(
+            Arc::clone(&store),
+            stream_settings(&config.realtime),
+            &tasks,
+            &stop_background,
+        )
+        .await?;
+        fabric.run(&wake, &realtime.bell(), &tasks, &stop_background);
         tasks.spawn(reload_on_hangup(Arc::clone(&fabric), stop_background.clone()));
         let ring: Ring = {
             let (wake, fabric) = (wake.clone(), Arc::clone(&fabric));
@@ -150,13 +163,17 @@ impl App {
             Arc::clone(&store),
             max_hops,
             Arc::clone(&fabric),
-            wake,
+            Bells {
+                deliveries: wake,
+                streams: realtime.bell(),
+            },
             stop_publisher.clone(),
         );
 
         let vitals = Arc::new(AppVitals {
             store: Arc::clone(&store),
             worker: delivery.vitals.clone(),
+            realtime: realtime.clone(),
         });
         let indexes = IndexBuilds::of(&LATER_INDEXES);
         let checks = vitals::checks(
@@ -187,12 +204,14 @@ impl App {
         });
         let documents =
             http::release::routes(&release).merge(http::limits::routes(&manifest::limits(config), limits.as_ref()));
+        let verifier = Verifier {
+            keys,
+            issuer: config.identity.issuer.clone(),
+            audience: AUDIENCE.to_owned(),
+        };
+        let streams = streams(config, &verifier, &store, realtime);
         let api = Arc::new(Api {
-            verifier: Verifier {
-                keys,
-                issuer: config.identity.issuer.clone(),
-                audience: AUDIENCE.to_owned(),
-            },
+            verifier,
             store: Arc::clone(&store),
             limits,
             publisher,
@@ -208,6 +227,7 @@ impl App {
         });
         let router = http::layers(
             http::api::routes(api)
+                .merge(streams)
                 .merge(http::health::routes(env!("CARGO_PKG_VERSION"), Arc::clone(&readiness)))
                 .merge(http::metrics::routes(metrics, vitals))
                 .merge(documents),
@@ -225,6 +245,7 @@ impl App {
             readiness,
             indexes,
             retention: config.retention.clone(),
+            connections_max: CONNECTIONS_MAX + config.realtime.max_connections,
             delivery,
             publisher: publishing,
             stop_publisher,
@@ -245,6 +266,7 @@ impl App {
         for task in [
             maintenance::keep_sealed(Arc::clone(&self.store)).boxed(),
             maintenance::erase_former_secrets(Arc::clone(&self.store)).boxed(),
+            maintenance::forget_tickets(Arc::clone(&self.store)).boxed(),
             maintenance::forget_placements(Arc::clone(&self.store), self.retention).boxed(),
             maintenance::build_indexes(Arc::clone(&self.store), self.readiness, self.indexes).boxed(),
         ] {
@@ -258,7 +280,7 @@ impl App {
                 stop_background.cancel();
             }
         });
-        let served = http::server::serve(self.listener, self.router, stop.clone())
+        let served = http::server::serve(self.listener, self.router, self.connections_max, stop.clone())
             .await
             .map_err(AppError::Serve);
         // The accept loop may have ended by itself; the rest must stop all the same.
@@ -317,6 +339,43 @@ fn open_fabric(
         clock: clock::now,
     };
     Fabric::open(&settings, Arc::clone(store))
+}
+
+/// The routes of live streams.
+fn streams(config: &Config, verifier: &Verifier, store: &SharedStore, realtime: Realtime) -> Router {
+    let identity = &config.identity;
+    let streams = Streams {
+        realtime,
+        store: Arc::clone(store),
+        verifier: verifier.clone(),
+        sessions: Sessions {
+            keys: verifier.keys.clone(),
+            issuer: identity.issuer.clone(),
+            audiences: identity.user_audiences.clone(),
+        },
+        tickets: Tickets {
+            keys: verifier.keys.clone(),
+            issuer: identity.issuer.clone(),
+            audience: AUDIENCE.to_owned(),
+        },
+        topics_max: config.realtime.max_topics,
+        allow_anonymous: config.realtime.allow_anonymous,
+    };
+    let origins = Origins {
+        hosts: config.realtime.origin_hosts.clone(),
+        exact: config.realtime.cors_origins.clone(),
+    };
+    http::stream::routes(Arc::new(streams), origins)
+}
+
+fn stream_settings(realtime: &config::Realtime) -> realtime::Settings {
+    realtime::Settings {
+        max_connections: realtime.max_connections,
+        heartbeat: realtime.heartbeat,
+        replay_max: realtime.replay_max,
+        public_replay: realtime.public_replay,
+        clock: clock::now,
+    }
 }
 
 fn keys(config: &Config, trust: &tls::Trust) -> Result<Keys, AppError> {

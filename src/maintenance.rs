@@ -18,6 +18,8 @@ const BATCH_RETRY: Duration = Duration::from_secs(5);
 const RESEAL_INTERVAL: Duration = Duration::from_secs(600);
 /// How often former secrets are looked for that no longer sign.
 const ERASE_INTERVAL: Duration = Duration::from_secs(10);
+/// How often used tickets are looked for that have ended.
+const TICKETS_INTERVAL: Duration = Duration::from_secs(60);
 /// Between two looks whether the process is ready.
 const READY_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -59,6 +61,21 @@ pub(crate) async fn erase_former_secrets(store: SharedStore) {
             Ok(_) => ERASE_INTERVAL,
             Err(error) => {
                 tracing::warn!(error = %error, "former signing secrets could not be erased yet: {error}");
+                BATCH_RETRY
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Forgets used tickets that have ended.
+pub(crate) async fn forget_tickets(store: SharedStore) {
+    loop {
+        let pause = match store::answered(store.forget_tickets()).await {
+            Ok(true) => BATCH_PAUSE,
+            Ok(false) => TICKETS_INTERVAL,
+            Err(error) => {
+                tracing::warn!(error = %error, "used tickets could not be forgotten yet: {error}");
                 BATCH_RETRY
             }
         };

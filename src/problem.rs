@@ -79,6 +79,36 @@ impl TokenFault {
     }
 }
 
+/// Why a realtime ticket was not accepted (401).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TicketFault {
+    /// It is no ticket of the network for this service.
+    Invalid,
+    /// Its time is over.
+    Expired,
+    /// It has opened a stream.
+    Used,
+}
+
+impl TicketFault {
+    fn code_and_detail(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Invalid => (
+                "ticket.invalid",
+                "the ticket is none that the network issued for this service; ask the network for a new one",
+            ),
+            Self::Expired => (
+                "ticket.expired",
+                "the ticket has expired; ask the network for a new one",
+            ),
+            Self::Used => (
+                "ticket.used",
+                "the ticket has opened a stream before; ask the network for a new one",
+            ),
+        }
+    }
+}
+
 /// Every refusal of the routes for publishing, reading, checkpoints, subscriptions and deliveries, and of HTTP itself.
 ///
 /// Codes and statuses are contract; the text is the `detail` of the document.
@@ -229,6 +259,31 @@ pub enum ApiError {
         limit: u64,
     },
 
+    /// 401 `token.invalid`: a bearer that is neither a service's token nor a person's session.
+    #[error("the bearer token is neither a service token nor a session that holds; ask for a new one")]
+    InvalidSession,
+    /// 401 `ticket.*`.
+    #[error("{}", .0.code_and_detail().1)]
+    Ticket(TicketFault),
+    /// 400 `realtime.bad_request`: a parameter of a stream; the text names it.
+    #[error("{0}")]
+    BadStream(Detail),
+    /// 400 `realtime.too_many_topics`.
+    #[error("topics may name at most {limit} patterns")]
+    TooManyTopics {
+        /// Patterns allowed, `REALTIME_MAX_TOPICS`.
+        limit: usize,
+    },
+    /// 400 `realtime.bad_topic`.
+    #[error("{0}")]
+    BadStreamTopic(Detail),
+    /// 503 `realtime.over_capacity`.
+    #[error("as many streams are open as this process serves; try again in {retry_after_s} s")]
+    StreamsFull {
+        /// Seconds to wait.
+        retry_after_s: u64,
+    },
+
     /// The refusal of one event of a batch; the document carries its `index`.
     #[error("{error}")]
     Item {
@@ -292,6 +347,12 @@ impl ApiError {
             Self::EndpointNotAllowed(_) => (StatusCode::UNPROCESSABLE_ENTITY, "events.endpoint_not_allowed"),
             Self::SubscriptionExists { .. } => (StatusCode::CONFLICT, "events.subscription_exists"),
             Self::SubscriptionLimit { .. } => (StatusCode::CONFLICT, "events.subscription_limit"),
+            Self::InvalidSession => (StatusCode::UNAUTHORIZED, "token.invalid"),
+            Self::Ticket(fault) => (StatusCode::UNAUTHORIZED, fault.code_and_detail().0),
+            Self::BadStream(_) => (StatusCode::BAD_REQUEST, "realtime.bad_request"),
+            Self::TooManyTopics { .. } => (StatusCode::BAD_REQUEST, "realtime.too_many_topics"),
+            Self::BadStreamTopic(_) => (StatusCode::BAD_REQUEST, "realtime.bad_topic"),
+            Self::StreamsFull { .. } => (StatusCode::SERVICE_UNAVAILABLE, "realtime.over_capacity"),
             Self::Item { error, .. } => error.status_and_code(),
         }
     }
@@ -325,6 +386,7 @@ impl ApiError {
         match self {
             Self::KeysUnavailable { retry_after_s }
             | Self::RateLimited { retry_after_s, .. }
+            | Self::StreamsFull { retry_after_s }
             | Self::Unavailable { retry_after_s, .. } => Some(*retry_after_s),
             Self::Item { error, .. } => error.retry_after_s(),
             _ => None,

@@ -23,6 +23,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::domain::deliveries::DeliveryCounts;
 use crate::problem::LimitWindow;
+use crate::realtime::End;
 
 /// Counter: requests, by method, route template and class of status.
 pub const HTTP_REQUESTS: &str = "http_requests_total";
@@ -38,6 +39,10 @@ pub const DLQ_DEPTH: &str = "events_dlq_depth";
 pub const LATEST_SEQ: &str = "events_latest_seq";
 /// Gauge: open streams of this process.
 pub const REALTIME_CONNECTIONS: &str = "events_realtime_connections";
+/// Counter: events handed to open streams, each stream counted.
+pub const REALTIME_EVENTS: &str = "events_realtime_events_total";
+/// Counter: streams that ended, by reason; `client` where the other side left.
+pub const REALTIME_ENDED: &str = "events_realtime_streams_ended_total";
 /// Histogram, seconds: from receipt of an event to its delivery, by priority.
 pub const DELIVERY_LATENCY: &str = "events_delivery_latency_seconds";
 /// Counter: webhook attempts, by outcome.
@@ -272,6 +277,12 @@ fn describe() {
         Unit::Seconds,
         "From when a delivery could first be claimed to its claim."
     );
+    describe_counter!(
+        REALTIME_EVENTS,
+        Unit::Count,
+        "Events handed to open streams, each stream counted."
+    );
+    describe_counter!(REALTIME_ENDED, Unit::Count, "Streams that ended, by reason.");
     describe_counter!(RATE_LIMITED, Unit::Count, "Requests refused by a per-actor limit.");
     describe_gauge!(CARRIER_UP, Unit::Count, "1 while the carrier may be chosen.");
     describe_gauge!(CARRIER_BREAKER, Unit::Count, "0 closed, 1 half-open, 2 open.");
@@ -567,6 +578,16 @@ pub fn delivery_latency(priority: PriorityLabel, latency: Duration) {
 /// Counts a request that a per-actor limit refused. `limit` is one of the names in the code, never a caller's text.
 pub fn rate_limited(limit: &'static str, window: LimitWindow) {
     counter!(RATE_LIMITED, "limit" => limit, "window" => window.label()).increment(1);
+}
+
+/// Counts an event that went to so many streams.
+pub fn stream_events(streams: u64) {
+    counter!(REALTIME_EVENTS).increment(streams);
+}
+
+/// Counts a stream that ended; `None` where its client left.
+pub fn stream_ended(why: Option<End>) {
+    counter!(REALTIME_ENDED, "reason" => why.map_or("client", End::label)).increment(1);
 }
 
 /// Says how many indexes are still to be built.

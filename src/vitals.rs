@@ -11,12 +11,14 @@ use crate::domain::deliveries::{Waiting, WorkerState};
 use crate::http::health::{ReadyCheck, StoredVitals, Verdict, Vitals};
 use crate::identity::Keys;
 use crate::problem::Cause;
+use crate::realtime::Realtime;
 use crate::store::{IndexBuilds, IndexState, SharedStore};
 
 /// The figures of this process and its database.
 pub(crate) struct AppVitals {
     pub(crate) store: SharedStore,
     pub(crate) worker: delivery::Vitals,
+    pub(crate) realtime: Realtime,
 }
 
 impl Vitals for AppVitals {
@@ -40,7 +42,7 @@ impl Vitals for AppVitals {
     }
 
     fn realtime_connections(&self) -> u64 {
-        0
+        self.realtime.connections() as u64
     }
 }
 

@@ -87,7 +87,8 @@ pub struct Identity {
     pub issuer: String,
     /// One pinned public key in PEM instead of fetched ones. `OV_NETWORK_PUBLIC_KEY`; default none.
     pub public_key_pem: Option<String>,
-    /// Audiences accepted in a person's token; `None` means that the audience is not checked. `EVENTS_USER_AUDIENCES`.
+    /// Audiences of which a person's token must name one. `None`: one that names any must name us or the network.
+    /// `EVENTS_USER_AUDIENCES`.
     pub user_audiences: Option<Vec<String>>,
 }
 
@@ -228,10 +229,12 @@ pub struct Realtime {
     pub heartbeat: Duration,
     /// Events a resuming stream gets at most. `REALTIME_REPLAY_MAX`; default 1000.
     pub replay_max: u32,
-    /// How far back an anonymous stream may resume. `REALTIME_PUBLIC_REPLAY_SECONDS`; default 300 s.
+    /// How far back browsers get public events again. `REALTIME_PUBLIC_REPLAY_SECONDS`; default 300 s.
     pub public_replay: Duration,
     /// Whether streams without a token are served. `REALTIME_ALLOW_ANONYMOUS`; default true.
     pub allow_anonymous: bool,
+    /// Hosts whose pages may open streams with credentials. `REALTIME_ORIGIN_HOSTS`; default `*.openvibe.*`.
+    pub origin_hosts: HostRules,
     /// Further origins, exact. `REALTIME_CORS_ORIGINS`; default none.
     pub cors_origins: Vec<String>,
 }

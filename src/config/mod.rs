@@ -242,14 +242,14 @@ fn sources(env: &mut Reader) -> SourceMap {
     owned.unwrap_or_default().with_shared(shared.unwrap_or_default())
 }
 
-fn endpoint_hosts(env: &mut Reader) -> HostRules {
+fn host_rules(env: &mut Reader, name: &'static str) -> HostRules {
     let rules = |text: Option<&str>| {
         let entries =
             values::list(text.unwrap_or_default()).map_err(|refusal| vec![format!("it must {}", refusal.allowed)])?;
         HostRules::parse(&entries).map_err(|fault| vec![fault])
     };
     let nowhere = || HostRules::parse(&[]).expect("no entry, no mistake");
-    env.judged("EVENTS_ENDPOINT_HOSTS", rules).unwrap_or_else(nowhere)
+    env.judged(name, rules).unwrap_or_else(nowhere)
 }
 
 fn delivery(env: &mut Reader) -> Delivery {
@@ -272,7 +272,7 @@ fn delivery(env: &mut Reader) -> Delivery {
         backoff_jitter: env.value("EVENTS_BACKOFF_JITTER", values::jitter),
         dlq_degraded_at: env.number("EVENTS_DLQ_DEGRADED_AT", 0, i64::MAX.unsigned_abs()),
         max_subscriptions: env.number("EVENTS_MAX_SUBSCRIPTIONS", 1, 1_000_000),
-        endpoint_hosts: endpoint_hosts(env),
+        endpoint_hosts: host_rules(env, "EVENTS_ENDPOINT_HOSTS"),
         secret_keys: env
             .optional("EVENTS_SECRET_KEY", values::secret_keys)
             .unwrap_or_default(),
@@ -385,6 +385,7 @@ fn realtime(env: &mut Reader) -> Realtime {
         replay_max: env.number("REALTIME_REPLAY_MAX", 0, 10_000),
         public_replay: env.seconds("REALTIME_PUBLIC_REPLAY_SECONDS", 0, 365 * 86_400),
         allow_anonymous: env.value("REALTIME_ALLOW_ANONYMOUS", values::truth),
+        origin_hosts: host_rules(env, "REALTIME_ORIGIN_HOSTS"),
         cors_origins: env
             .optional("REALTIME_CORS_ORIGINS", |text| values::list_of(text, values::origin))
             .unwrap_or_default(),

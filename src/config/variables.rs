@@ -148,10 +148,9 @@ pub const SECTIONS: &[Section] = &[
             .secret(),
             unset(
                 "EVENTS_USER_AUDIENCES",
-                "Audiences accepted in a person's token, comma separated. The audience is checked only when this is set; \
-                 openvibe.events,openvibe.network is the usual value.",
-            )
-            .later(),
+                "Audiences of which a person's token must name one, comma separated. Without it a token that names any must name \
+                 openvibe.events or openvibe.network.",
+            ),
         ],
     },
     Section {
@@ -266,18 +265,22 @@ pub const SECTIONS: &[Section] = &[
     Section {
         title: "Realtime streams",
         variables: &[
-            var("REALTIME_MAX_CONNECTIONS", "2000", "Open streams in this process, 0 to 1000000. 0 refuses all.").later(),
-            var("REALTIME_MAX_TOPICS", "20", "Topics one stream may name, 1 to 1000.").later(),
-            var("REALTIME_HEARTBEAT_MS", "25000", "Wait between two heartbeats, 10 to 3600000.").later(),
-            var("REALTIME_REPLAY_MAX", "1000", "Events a resuming stream gets at most, 0 to 10000.").later(),
+            var("REALTIME_MAX_CONNECTIONS", "2000", "Open streams in this process, 0 to 1000000. 0 refuses all."),
+            var("REALTIME_MAX_TOPICS", "20", "Topics one stream may name, 1 to 1000."),
+            var("REALTIME_HEARTBEAT_MS", "25000", "Wait between two heartbeats, 10 to 3600000."),
+            var("REALTIME_REPLAY_MAX", "1000", "Events a resuming stream gets at most, 0 to 10000."),
             var(
                 "REALTIME_PUBLIC_REPLAY_SECONDS",
                 "300",
-                "How far back a stream without a token may resume, 0 to 31536000 seconds.",
-            )
-            .later(),
-            var("REALTIME_ALLOW_ANONYMOUS", "true", "true or false. false: every stream needs a token.").later(),
-            unset("REALTIME_CORS_ORIGINS", "Further origins that may open streams, exact, comma separated.").later(),
+                "How far back browsers get public events again, 0 to 31536000 seconds. What is theirs is kept longer.",
+            ),
+            var("REALTIME_ALLOW_ANONYMOUS", "true", "true or false. false: every stream needs a token."),
+            var(
+                "REALTIME_ORIGIN_HOSTS",
+                "*.openvibe.*",
+                "Hosts whose https pages may open streams with credentials, comma separated: a host, *.<name> or *.openvibe.*.",
+            ),
+            unset("REALTIME_CORS_ORIGINS", "Further origins that may open streams, exact, comma separated."),
         ],
     },
     Section {

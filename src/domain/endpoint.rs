@@ -67,6 +67,17 @@ impl HostRules {
             Err(EndpointFault::HostNotAllowed)
         }
     }
+
+    /// Whether a page of this origin is one of ours: `https`, no port, a host that a rule covers, written as browsers do.
+    pub fn covers_origin(&self, origin: &str) -> bool {
+        let Some(host) = origin
+            .strip_prefix("https://")
+            .filter(|host| is_host_name(host) && !host.contains('_'))
+        else {
+            return false;
+        };
+        self.0.iter().any(|rule| rule.covers(&Host::Domain(host)))
+    }
 }
 
 impl HostRule {

@@ -18,13 +18,14 @@ use arc_swap::ArcSwap;
 use carriers::{Arrival, Env, Heard, REGISTRY, Signal};
 use parking_lot::Mutex;
 use planner::health::floor_latency_ms;
-use planner::{Carrier, Class, FLOOR, Market, RateCards, SHIPPED_RATE_CARDS};
+use planner::{Carrier, Class, FLOOR, Intent, Market, PolicyClass, RateCards, SHIPPED_RATE_CARDS};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::delivery::{Wake, Waker};
 use crate::domain::ids::{EventId, SubscriptionId};
 use crate::domain::time::Millis;
+use crate::realtime::Bell;
 use crate::store::SharedStore;
 use crate::telemetry;
 
@@ -39,6 +40,12 @@ pub use placing::{Choice, Placed};
 const CARDS_NAME: &str = "rate-cards/rate-cards.json";
 /// How often health, latency and switches are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// What carries word to live streams: any policy's events come to all processes alike.
+const NEWS: Intent = Intent {
+    class: Class::Topic,
+    policy_class: PolicyClass::RealtimeEphemeral,
+    ..Intent::DEFAULT
+};
 /// What a signal names in place of an event, where a subscription has work of any kind.
 const ANY_EVENT: &str = "-";
 
@@ -142,7 +149,7 @@ impl Fabric {
     }
 
     /// Starts every carrier by itself, and what watches over them, until the stop.
-    pub fn run(self: &Arc<Self>, wake: &Wake, tasks: &TaskTracker, stop: &CancellationToken) {
+    pub fn run(self: &Arc<Self>, wake: &Wake, streams: &Bell, tasks: &TaskTracker, stop: &CancellationToken) {
         let floor = self.guard(FLOOR);
         for guard in &self.guards {
             if guard.switches().by_configuration {
@@ -150,9 +157,12 @@ impl Fabric {
             }
             let (guard, stop) = (Arc::clone(guard), stop.clone());
             let heard = {
-                let (store, wake) = (Arc::clone(&self.store), wake.clone());
+                let (store, wake, streams) = (Arc::clone(&self.store), wake.clone(), streams.clone());
                 let waker: Arc<dyn Waker> = Arc::<Guard>::clone(&guard);
-                move |arrival: &Arrival| hear(&store, &wake, &waker, arrival)
+                move |arrival: &Arrival| {
+                    streams.ring();
+                    hear(&store, &wake, &waker, arrival);
+                }
             };
             let under = floor.filter(|_| guard.id() != FLOOR).cloned();
             tasks.spawn({
@@ -201,6 +211,19 @@ impl Fabric {
             {
                 own.try_out(first.choice.class, signals());
             }
+        }
+    }
+
+    /// Says to live streams elsewhere that the log has grown, up to this event or beyond. It waits for nothing.
+    pub fn news(&self, newest: &EventId) {
+        let now = (self.clock)();
+        let decision = planner::decide(&NEWS, &self.market.load(), None, now.0);
+        if let Some(guard) = self.guard(&decision.route) {
+            let news = Signal {
+                event_id: newest.to_string(),
+                subscription_id: None,
+            };
+            guard.push(NEWS.class, [news]);
         }
     }
 

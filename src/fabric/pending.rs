@@ -11,16 +11,13 @@ use tokio::sync::Notify;
 /// Signals that wait at most; the poll finds what the others would have said.
 const WAITING_MAX: usize = 8192;
 
-/// What one signal is about: a subscription that has work, or an event that is news.
+/// What one signal is about: a subscription that has work, or the log that has grown, whatever its newest event is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Target(Class, String);
+struct Target(Class, Option<String>);
 
 impl Target {
     fn of(class: Class, signal: &Signal) -> Self {
-        Self(
-            class,
-            signal.subscription_id.as_ref().unwrap_or(&signal.event_id).clone(),
-        )
+        Self(class, signal.subscription_id.clone())
     }
 }
 
@@ -38,7 +35,7 @@ struct Waiting {
 }
 
 impl Pending {
-    /// Adds signals; answers how many found no room. The newest event stands for a subscription.
+    /// Adds signals; answers how many found no room. The newest event stands for all before it.
     pub(super) fn push(&self, class: Class, signals: impl IntoIterator<Item = Signal>) -> u64 {
         let mut dropped = 0;
         {

@@ -139,7 +139,7 @@ impl From<Refusal> for ApiError {
                 );
             }
             Refusal::Token(error) => match error {
-                TokenError::Unavailable(_) => return Self::KeysUnavailable { retry_after_s: 5 },
+                TokenError::Unavailable(unavailable) => return unavailable.into(),
                 TokenError::Malformed(_) => TokenFault::Malformed,
                 TokenError::BadSignature => TokenFault::BadSignature,
                 TokenError::Expired(_) => TokenFault::Expired,

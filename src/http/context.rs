@@ -14,13 +14,12 @@ use crate::domain::trace::{Traceparent, is_request_id};
 use crate::problem::{ApiError, Rejection};
 use crate::telemetry;
 
+use super::stream;
+
 /// The request id, in both directions.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-openvibe-request-id");
 /// The W3C trace context, in both directions.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-
-/// The one route that is not counted: a stream lasts for hours.
-const UNCOUNTED: &str = "/realtime/stream";
 
 /// What a request is called. In the extensions of every request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,7 +124,8 @@ struct Counted {
 impl Counted {
     fn start(request: &Request) -> Option<Self> {
         let route = request.extensions().get::<MatchedPath>();
-        if route.is_some_and(|route| route.as_str() == UNCOUNTED) {
+        // A stream lasts for hours.
+        if route.is_some_and(|route| route.as_str() == stream::PATH) {
             return None;
         }
         Some(Self {

@@ -8,6 +8,7 @@ mod caller;
 mod carriers;
 mod checkpoints;
 pub mod context;
+pub mod cors;
 mod deadline;
 mod deliveries;
 mod document;
@@ -25,6 +26,7 @@ pub mod query;
 pub mod release;
 pub mod room;
 pub mod server;
+pub mod stream;
 mod subscriptions;
 #[cfg(test)]
 mod tests;

@@ -96,6 +96,11 @@ enum Plus {
     Literal,
 }
 
+/// The text behind a percent-encoding, in which `+` is a plus; `None` where it is none or not UTF-8.
+pub(super) fn percent_decoded(text: &str) -> Option<String> {
+    String::from_utf8(decoded_bytes(text, Plus::Literal)?).ok()
+}
+
 fn decoded(text: &str) -> Option<String> {
     String::from_utf8(decoded_bytes(text, Plus::Space)?).ok()
 }

@@ -28,8 +28,8 @@ use super::gate::{Gate, Gatekeeper, HEADS, Refusal};
 use super::head::{Framing, HEAD_BYTES_MAX, HEADERS_MAX};
 use crate::backoff::Backoff;
 
-/// Connections served at once; further ones wait in the listener's queue. Well under the 16 384 files that the unit
-/// file allows, since deliveries and the database need some too.
+/// Connections served at once besides those of live streams; further ones wait in the listener's queue. Well under the
+/// 16 384 files that the unit file allows, since deliveries and the database need some too.
 pub const CONNECTIONS_MAX: usize = 10_000;
 /// An idle connection is kept as long. Longer than a proxy keeps its own (60 s), so that the proxy closes first.
 const IDLE_DEADLINE: Duration = Duration::from_secs(65);
@@ -44,14 +44,24 @@ const ACCEPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duratio
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
-/// Serves `router` until `stop`, then gives requests in flight 8 s and returns with every connection closed.
+/// Cuts the connection that a request came on, in the extensions of every request: for a peer that would not read the end
+/// of its answer.
+#[derive(Debug, Clone, Default)]
+pub struct Hangup(pub CancellationToken);
+
+/// Serves `router` until `stop` on at most so many connections, then gives requests in flight 8 s and returns with every connection closed.
 ///
 /// Fails only when the listener has no address, that is, before serving anything.
-pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) -> io::Result<()> {
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    connections_max: usize,
+    stop: CancellationToken,
+) -> io::Result<()> {
     let address = listener.local_addr()?;
     tracing::info!(%address, "listening on http://{address}");
     let graceful = GracefulShutdown::new();
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let slots = Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS)));
     let cut = CancellationToken::new();
     let tasks = TaskTracker::new();
     let mut backoff = Backoff::new(ACCEPT_BACKOFF.0, ACCEPT_BACKOFF.1);
@@ -68,7 +78,7 @@ pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToke
                     router: router.clone(),
                     peer,
                     heads: &HEADS,
-                    cut: cut.clone(),
+                    cut: cut.child_token(),
                 };
                 let watcher = graceful.watcher();
                 tasks.spawn(async move {
@@ -127,10 +137,17 @@ impl Connection {
             cut,
         } = self;
         let (gate, keeper) = Gate::new(stream, heads);
+        let hangup = Hangup(cut.clone());
         let service = service_fn(move |request: Request<Incoming>| {
             // At once, and not in the future: the parser may read on before it polls that for the first time.
             let verdict = keeper.verdict();
-            answer(router.clone(), verdict, keeper.clone(), peer, request)
+            answer(
+                router.clone(),
+                verdict,
+                keeper.clone(),
+                (Peer(peer), hangup.clone()),
+                request,
+            )
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -149,14 +166,15 @@ async fn answer(
     router: Router,
     verdict: Result<Framing, Box<Refusal>>,
     keeper: Gatekeeper,
-    peer: SocketAddr,
+    (peer, hangup): (Peer, Hangup),
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let may_go_on = matches!(verdict, Ok(Framing::None | Framing::Length(_)));
     let mut response = match verdict {
         Ok(_) => {
             let mut request = request.map(Body::new);
-            request.extensions_mut().insert(Peer(peer));
+            request.extensions_mut().insert(peer);
+            request.extensions_mut().insert(hangup);
             router.oneshot(request).await?
         }
         Err(refusal) => context::refusal(&refusal.error, &refusal.ids),
@@ -225,7 +243,7 @@ mod tests {
                     .route("/big", get(|| async { Bytes::from(vec![b'x'; 64 << 20]) }))
                     .route("/slow", get(slow)),
             );
-            let task = tokio::spawn(serve(listener, router, stop.clone()));
+            let task = tokio::spawn(serve(listener, router, CONNECTIONS_MAX, stop.clone()));
             Self {
                 at,
                 stop,

@@ -9,6 +9,8 @@ mod jwks;
 mod jws;
 mod keys;
 pub mod limits;
+mod person;
+mod ticket;
 mod token;
 
 pub use capability::{Capability, granted};
@@ -17,6 +19,8 @@ pub use guard::{Caller, Refusal, bearer, first_party};
 pub use jwks::KeySet;
 pub use jws::Jws;
 pub use keys::{KeyError, Keys, Unavailable};
+pub use person::{Person, Sessions};
+pub use ticket::{Ticket, TicketError, Tickets};
 pub use token::{Sandbox, TokenError, Verifier};
 
 #[cfg(test)]

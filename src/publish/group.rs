@@ -38,6 +38,12 @@ impl Done {
         self.work.iter().map(|work| work.subscription_id.clone())
     }
 
+    /// The last event that is new.
+    pub(super) fn newest(&self) -> Option<EventId> {
+        let mut published = self.answers.iter().flatten().flatten();
+        published.rfind(|one| !one.duplicate).map(|one| one.event_id.clone())
+    }
+
     /// Says to the fabric what was committed.
     pub(super) fn ring(self, fabric: &Fabric) {
         let rung: Vec<Rung<'_>> = self

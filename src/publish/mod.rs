@@ -20,6 +20,7 @@ use crate::delivery::Wake;
 use crate::domain::cursor::Cursor;
 use crate::domain::ids::EventId;
 use crate::fabric::Fabric;
+use crate::realtime::Bell;
 use crate::store::{SharedStore, StoreError, answered};
 
 pub use request::{ItemFault, PublishRequest, RequestFault, Rules};
@@ -105,7 +106,7 @@ impl Publisher {
         store: SharedStore,
         max_hops: i32,
         fabric: Arc<Fabric>,
-        wake: Wake,
+        bells: Bells,
         stop: CancellationToken,
     ) -> (Self, tokio::task::JoinHandle<()>) {
         let (queue, waiting) = mpsc::channel(WAITING_REQUESTS_MAX);
@@ -114,7 +115,7 @@ impl Publisher {
             store,
             max_hops,
             fabric,
-            wake,
+            bells,
         };
         let task = tokio::spawn(groups.run(waiting, stop));
         (Self { queue, room }, task)
@@ -142,12 +143,20 @@ impl Publisher {
     }
 }
 
+/// What is rung in this process when events are stored.
+pub struct Bells {
+    /// The dispatcher of deliveries.
+    pub deliveries: Wake,
+    /// The live streams.
+    pub streams: Bell,
+}
+
 /// What groups are run with.
 struct Groups {
     store: SharedStore,
     max_hops: i32,
     fabric: Arc<Fabric>,
-    wake: Wake,
+    bells: Bells,
 }
 
 impl Groups {
@@ -195,10 +204,15 @@ impl Groups {
         .catch_unwind();
         let error = match running.await {
             Ok(Ok(mut done)) => {
+                let newest = done.newest();
                 for (waiting, answer) in group.into_iter().zip(done.answers.drain(..)) {
                     let _ = waiting.answer.send(answer);
                 }
-                self.wake.subscriptions(done.subscriptions());
+                self.bells.deliveries.subscriptions(done.subscriptions());
+                if let Some(newest) = newest {
+                    self.bells.streams.ring();
+                    self.fabric.news(&newest);
+                }
                 done.ring(&self.fabric);
                 return;
             }

@@ -14,7 +14,8 @@ use openvibe_events::{
         topic::TopicPattern,
     },
     fabric::{Fabric, FabricSettings},
-    publish::{PublishError, PublishRequest, Published, Publisher, Rules},
+    publish::{Bells, PublishError, PublishRequest, Published, Publisher, Rules},
+    realtime::Bell,
     store::{
         Addresses, Candidate, Claim, Claimed, DeliveryCounts, NewDelivery, NewEvent, NewSubscription, Outcome, Page,
         PageRequest, Pass, Settlement, SharedStore, Store, StoreError,
@@ -330,7 +331,11 @@ impl Door {
     pub(crate) fn open(store: &SharedStore) -> Self {
         let stop = CancellationToken::new();
         let fabric = Arc::new(fabric(store));
-        let (publisher, _task) = Publisher::start(Arc::clone(store), HOPS_MAX, fabric, Wake::nobody(), stop.clone());
+        let bells = Bells {
+            deliveries: Wake::nobody(),
+            streams: Bell::default(),
+        };
+        let (publisher, _task) = Publisher::start(Arc::clone(store), HOPS_MAX, fabric, bells, stop.clone());
         Self {
             publisher,
             _stop: stop.drop_guard(),

@@ -1,0 +1,188 @@
+//! Live streams: browsers and services follow the log as it grows, each seeing what it may, resuming where it was.
+//!
+//! One task follows the log in the order of its positions; nothing else feeds a stream. So no stream skips an event,
+//! whichever process took it, and a lost wake-up costs a second at most. A stream that resumes reads history up to where the
+//! log was followed, and joins there. Whatever it cannot be given it is told of as a gap, or it ends and its client
+//! comes back to be told.
+
+mod body;
+mod frame;
+mod hub;
+mod index;
+mod replay;
+mod session;
+mod start;
+mod tail;
+mod viewer;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{FutureExt as _, StreamExt as _};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::domain::cursor::Cursor;
+use crate::domain::time::Millis;
+use crate::domain::topic::TopicPattern;
+use crate::store::{SharedStore, StoreError, answered};
+
+use hub::Hub;
+use session::Session;
+use viewer::Audience;
+
+pub use body::Frames;
+pub use hub::{Bell, Slot};
+pub use session::End;
+pub use viewer::Viewer;
+
+/// How long a stream outlives the session that opened it.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// How streams are served.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Streams open at a time.
+    pub max_connections: usize,
+    /// Between two heartbeats of a stream.
+    pub heartbeat: Duration,
+    /// Events that a stream replays at most.
+    pub replay_max: u32,
+    /// How far back browsers get public events again.
+    pub public_replay: Duration,
+    /// The wall clock.
+    pub clock: fn() -> Millis,
+}
+
+/// A stream that somebody asks for.
+pub struct Request {
+    /// Who.
+    pub viewer: Viewer,
+    /// What it follows; never empty.
+    pub topics: Vec<TopicPattern>,
+    /// The last event it has had, where it says so.
+    pub position: Option<Cursor>,
+    /// Cuts its connection.
+    pub hangup: CancellationToken,
+}
+
+/// The live streams of this process.
+#[derive(Clone)]
+pub struct Realtime(Arc<Hub>);
+
+impl Realtime {
+    /// Starts to follow the log, until the stop, which ends every stream.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the head of the log cannot be read.
+    pub async fn start(
+        store: SharedStore,
+        settings: Settings,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Result<Self, StoreError> {
+        let at = answered(store.positions()).await?;
+        let hub = Hub::new(store, settings, at, stop.clone());
+        let (tail, turns) = (tail::Tail::new(Arc::clone(&hub)), Arc::clone(&hub));
+        for task in [tail.follow().boxed(), async move { turns.take_turns().await }.boxed()] {
+            let stop = stop.clone();
+            tasks.spawn(async move { stop.run_until_cancelled(task).await });
+        }
+        let (ending, stop) = (Arc::clone(&hub), stop.clone());
+        tasks.spawn(async move {
+            stop.cancelled().await;
+            ending.end_all(End::Stopping);
+        });
+        Ok(Self(hub))
+    }
+
+    /// What to ring when the log has grown.
+    pub fn bell(&self) -> Bell {
+        self.0.bell.clone()
+    }
+
+    /// How many streams are open.
+    pub fn connections(&self) -> usize {
+        self.0.connections()
+    }
+
+    /// Room for one more stream, unless as many are open as may be.
+    pub fn reserve(&self) -> Option<Slot> {
+        self.0.reserve()
+    }
+
+    /// Whether a person's sessions were withdrawn after what it came with was issued.
+    ///
+    /// # Errors
+    /// [`StoreError`] when that cannot be read.
+    pub async fn is_withdrawn(&self, viewer: &Viewer) -> Result<bool, StoreError> {
+        let Viewer::Person(person) = viewer else {
+            return Ok(false);
+        };
+        match &person.subject {
+            Some(subject) => is_withdrawn(&self.0, subject, person.issued_at_ms).await,
+            None => Ok(false),
+        }
+    }
+
+    /// Opens a stream.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the bounds of the log cannot be read.
+    pub async fn open(&self, slot: Slot, request: Request) -> Result<Frames, StoreError> {
+        let hub = &self.0;
+        let Request {
+            viewer,
+            topics,
+            position,
+            hangup,
+        } = request;
+        let audience = viewer.audience();
+        let window = (audience != Audience::Service).then_some(hub.settings.public_replay);
+        let bounds = {
+            let _turn = hub.readers.acquire().await.expect("nobody closes the semaphore");
+            let window_ms = window.map(|window| i64::try_from(window.as_millis()).unwrap_or(i64::MAX));
+            answered(hub.store.start_bounds(position, window_ms)).await?
+        };
+        let start = start::start(
+            position,
+            &bounds,
+            window.map(|window| window.as_secs()),
+            audience == Audience::Anyone,
+        );
+
+        let (issued_at_ms, ends_at) = match &viewer {
+            Viewer::Person(person) => (person.issued_at_ms, person.ends_at_ms.map(|end| self.instant_of(end))),
+            Viewer::Anonymous | Viewer::Service => (0, None),
+        };
+        let session = Arc::new(Session::new(hub.next_id(), audience, topics, issued_at_ms, hangup));
+        hub.enter(&session);
+        let at = bounds.positions;
+        let replay = replay::replay(Arc::clone(hub), Arc::clone(&session), start, at.epoch, at.head).boxed();
+        let opening = frame::opening(viewer.label());
+        Ok(Frames::new(Arc::clone(hub), session, opening, replay, ends_at, slot))
+    }
+
+    /// When a session that ends at this moment no longer keeps a stream open.
+    fn instant_of(&self, end_ms: i64) -> Instant {
+        let left_ms = end_ms.saturating_sub((self.0.settings.clock)().0);
+        let left = Duration::from_millis(u64::try_from(left_ms).unwrap_or(0)) + GRACE;
+        // A session that ends in a century ends after this process.
+        Instant::now() + left.min(Duration::from_secs(365 * 86_400))
+    }
+}
+
+async fn is_withdrawn(hub: &Hub, subject: &str, issued_at_ms: i64) -> Result<bool, StoreError> {
+    let valid_after = answered(hub.store.sessions_valid_after(subject)).await?;
+    Ok(valid_after.is_some_and(|valid_after| issued_at_ms < valid_after.0))
+}
+
+async fn end_if_withdrawn(hub: &Hub, session: &Session) -> Result<(), StoreError> {
+    if let Some(subject) = session.audience.person()
+        && is_withdrawn(hub, subject, session.issued_at_ms).await?
+    {
+        session.end(End::Withdrawn);
+    }
+    Ok(())
+}
