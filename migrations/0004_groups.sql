@@ -273,7 +273,9 @@ CREATE FUNCTION claim_deliveries(
     due_at bigint,
     event_id text, event_type text, event_version bigint, source text, actor text, on_behalf_of text, subject_type text,
     subject_id text, subject_revision bigint, trace_id text, event_priority text, visibility text, occurred_at text,
-    received_at bigint, payload text, hops integer
+    received_at bigint, payload text, hops integer,
+    -- How the delivery was placed.
+    carrier text, carrier_class text
 )
 LANGUAGE plpgsql
 -- While the tables are small, a sort of everything would look as cheap as the index that has the order.
@@ -342,18 +344,20 @@ BEGIN
         FROM picked p
         WHERE d.subscription_id = p.subscription_id AND d.seq = p.seq
         RETURNING d.subscription_id, d.seq, d.attempt + 1 AS attempt, d.at_most_once, d.skipped, d.claim_id, d.priority,
-                  p.next_attempt_at AS due_at
+                  p.next_attempt_at AS due_at, d.carrier, d.placement_id
     )
     SELECT store_version, now_ms(), cardinality(locked_ids) < enabled,
            l.id, l.free, l.claims_from, l.consumer, l.endpoint, l.secret, l.previous_secret, l.retry_policy,
            c.seq, c.attempt, c.at_most_once, c.skipped, c.claim_id, c.priority, c.due_at,
            e.id, e.event_type, e.version, e.source, e.actor, e.on_behalf_of, e.subject_type, e.subject_id,
-           e.subject_revision, e.trace_id, e.priority, e.visibility, e.occurred_at, e.received_at, e.payload, e.hops
+           e.subject_revision, e.trace_id, e.priority, e.visibility, e.occurred_at, e.received_at, e.payload, e.hops,
+           c.carrier, o.carrier_class
     FROM (SELECT) one
     LEFT JOIN locked l ON true
     LEFT JOIN claimed c ON c.subscription_id = l.id
     -- In the claiming statement: a redaction that was answered before it shows here.
     LEFT JOIN events e ON e.seq = c.seq
+    LEFT JOIN delivery_placements o ON o.id = c.placement_id
     ORDER BY c.priority, c.due_at, c.seq;
 
     -- A claim that may leave once only could be made, and sent, a second time after a crash of the database that undid it.
@@ -565,7 +569,9 @@ CREATE FUNCTION settle_and_claim(
     due_at bigint,
     event_id text, event_type text, event_version bigint, source text, actor text, on_behalf_of text, subject_type text,
     subject_id text, subject_revision bigint, trace_id text, event_priority text, visibility text, occurred_at text,
-    received_at bigint, payload text, hops integer
+    received_at bigint, payload text, hops integer,
+    -- How the delivery was placed.
+    carrier text, carrier_class text
 )
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET jit = off

@@ -111,6 +111,8 @@ pub struct App {
 impl App {
     /// Migrates, connects, starts every part and binds the address. Nothing is served before [`App::serve`].
     pub async fn start(config: &Config, database: &Database) -> Result<Self, AppError> {
+        // Before any part takes a meter from it.
+        let metrics = telemetry::Metrics::install();
         let addresses = Addresses::parse(database.url.expose(), database.direct_url.expose())?;
         store::migrate(&addresses).await?;
         let sealer = Sealer::new(config.delivery.secret_keys.iter().map(SecretKey::expose));
@@ -183,7 +185,6 @@ impl App {
             &indexes,
         );
         let release = manifest::release(config, clock::now());
-        let metrics = telemetry::Metrics::install();
         telemetry::release(SERVICE, &release.name);
         tasks.spawn({
             let (metrics, stop) = (metrics.clone(), stop_background.clone());

@@ -18,7 +18,7 @@ use super::values::{Environment, Secret, SecretKey};
 pub struct Config {
     /// Whether this is production. `EVENTS_ENV`, else `NODE_ENV`; default development.
     pub environment: Environment,
-    /// What is logged. `EVENTS_LOG`; default `info,sqlx=warn`.
+    /// What is logged. `EVENTS_LOG`; default `info,sqlx=warn,async_nats=off`.
     pub log_filter: String,
     /// How it is logged. `EVENTS_LOG_FORMAT`; default human.
     pub log_format: LogFormat,

@@ -97,7 +97,7 @@ fn defaults_are_the_documented_ones() {
         ("EVENTS_APP_MAX_SUBSCRIPTIONS", "20"),
         ("EVENTS_APP_SANDBOX_MAX_SUBSCRIPTIONS", "5"),
         ("EVENTS_APP_SANDBOX_RETENTION_DAYS", "7"),
-        ("EVENTS_LOG", "info,sqlx=warn"),
+        ("EVENTS_LOG", "info,sqlx=warn,async_nats=off"),
         ("EVENTS_LOG_FORMAT", "human"),
         ("EVENTS_LIMITS", "on"),
         ("EVENTS_LIMITS_MINUTE", "120"),

@@ -109,7 +109,7 @@ pub const SECTIONS: &[Section] = &[
                 "Canonical origin of the home page.",
             )
             .later(),
-            var("EVENTS_LOG", "info,sqlx=warn", "What is logged: error, warn, info, debug, trace, or a filter such as info,sqlx=warn."),
+            var("EVENTS_LOG", "info,sqlx=warn,async_nats=off", "What is logged: error, warn, info, debug, trace, or a filter such as info,sqlx=warn. Whether NATS is reached is told by its carriers."),
             var("EVENTS_LOG_FORMAT", "human", "human, or json: one object a line."),
             unset("SSL_CERT_FILE", "PEM file of certificate authorities trusted for outbound TLS besides the system's."),
         ],

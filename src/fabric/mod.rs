@@ -23,14 +23,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cards;
-use crate::delivery::Wake;
+use crate::delivery::{Wake, Waker};
 use crate::domain::ids::{EventId, SubscriptionId};
 use crate::domain::time::Millis;
 use crate::realtime::Bell;
 use crate::store::SharedStore;
 use crate::telemetry;
 
-use guard::{Guard, Switches};
+use guard::{ClaimTimes, Guard, Switches};
 use placing::Places;
 use usage::Counts;
 
@@ -108,6 +108,7 @@ impl Fabric {
     /// [`StartError`] where a variable or the rate cards are wrong.
     pub fn open(settings: &FabricSettings<'_>, store: SharedStore) -> Result<Self, StartError> {
         let mut guards = Vec::new();
+        let claim_times = ClaimTimes::new();
         for descriptor in REGISTRY {
             let Some(carrier) = (descriptor.open)(&settings.env).map_err(StartError::Carrier)? else {
                 continue;
@@ -121,7 +122,14 @@ impl Fabric {
                 FLOOR => floor_latency_ms(settings.poll_interval.as_secs_f64() * 1000.0),
                 _ => descriptor.default_latency_ms,
             };
-            guards.push(Arc::new(Guard::new(descriptor, carrier, switches, default_ms)));
+            let claim_times = Arc::clone(&claim_times);
+            guards.push(Arc::new(Guard::new(
+                descriptor,
+                carrier,
+                switches,
+                default_ms,
+                claim_times,
+            )));
         }
         let now = (settings.clock)();
         let cards = Arc::new(read_cards(settings.rate_cards.as_ref(), now).map_err(StartError::Cards)?);
@@ -149,9 +157,10 @@ impl Fabric {
             let (guard, stop) = (Arc::clone(guard), stop.clone());
             let heard = {
                 let (store, wake, streams) = (Arc::clone(&self.store), wake.clone(), streams.clone());
+                let waker: Arc<dyn Waker> = Arc::<Guard>::clone(&guard);
                 move |arrival: &Arrival| {
                     streams.ring();
-                    hear(&store, &wake, arrival);
+                    hear(&store, &wake, &waker, arrival);
                 }
             };
             let under = floor.filter(|_| guard.id() != FLOOR).cloned();
@@ -169,6 +178,8 @@ impl Fabric {
         tasks.spawn(async move { fabric.look(ended).await });
         let (fabric, ended) = (Arc::clone(self), stop.clone());
         tasks.spawn(async move { fabric.count(ended).await });
+        let (fabric, ended) = (Arc::clone(self), stop.clone());
+        tasks.spawn(async move { fabric.keep_recorded(ended).await });
     }
 
     /// Says what was committed to the carriers it was placed on. It waits for nothing.
@@ -262,7 +273,13 @@ impl Fabric {
             self.follow_switches();
             for guard in &self.guards {
                 let snapshot = guard.snapshot();
-                telemetry::carrier_state(guard.id(), &snapshot.health, snapshot.breaker, snapshot.waiting);
+                telemetry::carrier_state(
+                    guard.id(),
+                    &snapshot.health,
+                    snapshot.breaker,
+                    snapshot.waiting,
+                    &snapshot.latency_ms,
+                );
             }
             self.renew_market();
         }
@@ -296,7 +313,7 @@ fn carriers_of(guards: &[Arc<Guard>]) -> Vec<Carrier> {
 }
 
 /// What a carrier heard becomes a look; what names no subscription of ours becomes nothing.
-fn hear(store: &SharedStore, wake: &Wake, arrival: &Arrival) {
+fn hear(store: &SharedStore, wake: &Wake, waker: &Arc<dyn Waker>, arrival: &Arrival) {
     match &arrival.heard {
         Heard::Everything => wake.everything(),
         Heard::Signals(signals) => {
@@ -305,7 +322,7 @@ fn hear(store: &SharedStore, wake: &Wake, arrival: &Arrival) {
                 .iter()
                 .filter_map(|signal| SubscriptionId::parse(signal.subscription_id.as_deref()?))
                 .filter(|id| view.knows(id));
-            wake.subscriptions(known);
+            wake.heard(waker, arrival.at, known);
         }
     }
 }

@@ -1337,6 +1337,7 @@ async fn an_owner_that_was_dead_once_judges_nobody_and_begins_anew() {
             .release_lost(Some("judge"))
             .await
             .expect("a pass")
+            .subscriptions
             .is_empty(),
         "its owner lives"
     );
@@ -1353,6 +1354,7 @@ async fn an_owner_that_was_dead_once_judges_nobody_and_begins_anew() {
             .release_lost(Some("judge"))
             .await
             .expect("a pass")
+            .subscriptions
             .is_empty(),
         "the dead judge nobody"
     );

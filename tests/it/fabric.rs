@@ -200,6 +200,8 @@ async fn old_decisions_are_forgotten_except_the_last_of_what_is_in_force() {
              ('QUEUE', 'live.gone.*', 7, NULL, 'gone-before', 41),
              ('STREAM', 'live.kept.*', 1, NULL, 'last-in-force', 60),
              ('STREAM', 'live.kept.*', 1, NULL, 'gone-in-force', 61),
+             ('STREAM', 'live.kept.*', 1, NULL, 'old-and-in-use', 62),
+             ('STREAM', 'live.kept.*', 1, NULL, 'gone-out-of-use', 63),
              ('STREAM', 'live.rewritten.*', 1, NULL, 'gone-rewritten', 59),
              ('STREAM', 'live.rewritten.*', 2, NULL, 'last-rewritten', 58),
              ('STREAM', NULL, 0, NULL, 'gone-since-the-default-is-no-stream', 62),
@@ -208,6 +210,8 @@ async fn old_decisions_are_forgotten_except_the_last_of_what_is_in_force() {
              ('TOPIC', NULL, 0, NULL, 'young', 29),
              ('TOPIC', NULL, 0, NULL, 'last-of-topic', 28)
          ) AS rows(class, pattern, revision, key, carrier, days);
+         UPDATE delivery_placements SET used_at = now_ms() - CASE carrier WHEN 'old-and-in-use' THEN 29 ELSE 31 END * 86400000::bigint
+         WHERE carrier IN ('old-and-in-use', 'gone-out-of-use');
          INSERT INTO delivery_placements (carrier_class, carrier, result, decided_at)
          SELECT 'TOPIC', 'gone-in-the-second-batch', '{}', now_ms() - 100 * 86400000::bigint FROM generate_series(1, 1500)",
     )
@@ -219,6 +223,7 @@ async fn old_decisions_are_forgotten_except_the_last_of_what_is_in_force() {
         "last-of-the-default",
         "last-of-topic",
         "last-rewritten",
+        "old-and-in-use",
         "young",
     ];
     let names = async || {

@@ -56,7 +56,16 @@ async fn without_a_price_it_is_shown_and_never_chosen() {
         (&shown["score"], &shown["estimated_cost_usd"]),
         (&json!(null), &json!(null))
     );
-    assert_eq!(shown["reasons"], json!(["no rate card rc-cloud-queue-v1"]));
+    assert_eq!(
+        shown["reasons"],
+        json!(["no rate card rc-cloud-queue-v1", "unverified (cloud-v1)"]),
+        "nothing was asked of it yet"
+    );
+    let state = carrier(site.one(), ID).await;
+    assert_eq!(
+        (&state["state"], &state["reason"]),
+        (&json!("degraded"), &json!("unverified (cloud-v1)"))
+    );
     assert_eq!(carrier(site.one(), ID).await["usage"]["priced"], false);
     site.one().publish(&event(1)).await.expect(201);
     stays("nothing is sent to it", Duration::from_millis(500), async || {
@@ -100,6 +109,10 @@ async fn a_key_that_waits_on_it_sends_one_signed_message_with_two_ids() {
         "{authorization}"
     );
     assert!(authorization.contains("/eu-west-3/sqs/aws4_request"), "{authorization}");
+    eventually("it has shown that it answers", SOON, async || {
+        carrier(site.one(), ID).await["state"] == "up"
+    })
+    .await;
     let placed = explain_delivery(site.one(), &second, &subscription).await;
     assert_eq!(
         (text(&placed, "carrier"), text(&placed["decision"], "carrier")),

@@ -110,7 +110,7 @@ async fn an_expired_lease_keeps_the_order_of_its_key() {
         .expect("a group");
     let lost = claim_with(store, "gone", 0, &[candidate(&id)]).await;
     assert_eq!(
-        store.release_lost(None).await.expect("a release"),
+        store.release_lost(None).await.expect("a release").subscriptions,
         std::slice::from_ref(&id)
     );
     let pass = claim(store, "w", &[&id]).await;

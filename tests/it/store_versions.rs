@@ -65,7 +65,7 @@ async fn keys_claims_results_and_replays_keep_their_rules_on_the_newest_postgres
         .sql("UPDATE deliveries SET lease_until = 1 WHERE lease_owner = 'gone'")
         .await;
     assert_eq!(
-        other.release_lost(None).await.expect("a release"),
+        other.release_lost(None).await.expect("a release").subscriptions,
         std::slice::from_ref(&id)
     );
     assert_counts(&other, fixture.pool()).await;

@@ -170,7 +170,7 @@ impl Carrier for JetStream {
             }
         }
         *self.context.lock() = None;
-        self.standing.set(Health::not_connected(ID), "stopped");
+        self.standing.stopped(Health::not_connected(ID));
     }
 }
 

@@ -100,7 +100,7 @@ impl Carrier for Nats {
             }
         }
         *self.client.lock() = None;
-        self.standing.set(Health::not_connected(ID), "stopped");
+        self.standing.stopped(Health::not_connected(ID));
     }
 }
 

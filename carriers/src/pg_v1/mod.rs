@@ -119,7 +119,7 @@ impl Carrier for Doorbell {
                 break;
             }
         }
-        self.standing.set(not_listening(), "stopped");
+        self.standing.stopped(not_listening());
         self.ringing.lock().await.take();
     }
 }

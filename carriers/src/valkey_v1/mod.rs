@@ -123,7 +123,7 @@ impl Carrier for Valkey {
             }
         }
         *self.writer.lock() = None;
-        self.standing.set(Health::not_connected(ID), "stopped");
+        self.standing.stopped(Health::not_connected(ID));
     }
 }
 

@@ -269,10 +269,14 @@ async fn silent(world: World) {
     let class = world.descriptor.classes[0];
     let (one, two) = world.pair().await;
     world.line.stall();
-    one.stands(world.severed(), NOTICED).await;
+    // A queue may take its time over the question for messages, so there it is the next signal that notices.
+    if world.descriptor.id != "cloud-v1" {
+        one.stands(world.severed(), NOTICED).await;
+    }
     one.send(class, &[unique(class)])
         .await
         .expect_err("nobody could take it");
+    one.stands(world.severed(), NOTICED).await;
     assert!(one.runs() && two.runs());
     world.line.restore();
     world.connected(&one).await;

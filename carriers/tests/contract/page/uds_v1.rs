@@ -72,7 +72,7 @@ impl Carrier for Uds {
             }
         }
         self.socket.lock().take();
-        self.standing.set(Health::not_connected(ID), "stopped");
+        self.standing.stopped(Health::not_connected(ID));
     }
 }
 
