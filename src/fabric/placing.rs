@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use planner::{Ask, Class, Decided, Intent, Memory, PolicyKey, Proposal, Text};
 
-use crate::store::NewPlacement;
+use crate::store::{NewPlacement, Placements, Placer};
 use crate::telemetry;
 
 use super::Fabric;
@@ -92,6 +92,37 @@ impl Fabric {
             }
             proposal.committed(&mut places.memory);
         }
+    }
+}
+
+impl Placer for Fabric {
+    type Decisions = Placed;
+
+    fn begin(&self) -> Placed {
+        Placed::default()
+    }
+
+    fn decide(&self, decisions: &mut Placed, policy: &PolicyKey, intent: &Intent) -> usize {
+        self.place(decisions, policy, intent)
+    }
+
+    fn committed(&self, decisions: Placed) {
+        self.committed(decisions);
+    }
+}
+
+impl Placements for Placed {
+    fn unrecorded(&self) -> Vec<NewPlacement<'_>> {
+        self.unrecorded()
+    }
+
+    fn recorded(&mut self, ids: &[i64]) {
+        self.recorded(ids);
+    }
+
+    fn placement(&self, place: usize) -> (&str, Option<i64>) {
+        let choice = self.choice(place);
+        (&choice.carrier, choice.placement_id)
     }
 }
 
