@@ -32,6 +32,8 @@ pub struct CarrierState {
     pub latency_ms: Vec<(Class, f64)>,
     /// Signals that wait to be sent.
     pub queue_depth: usize,
+    /// Whose usage they add to.
+    pub provider: &'static str,
     /// What its operations are counted as.
     pub metric: &'static str,
     /// Operations this month, by every process, as far as they are counted.
@@ -89,6 +91,7 @@ impl Fabric {
                     .map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
                 latency_ms: snapshot.latency_ms,
                 queue_depth: snapshot.waiting,
+                provider: descriptor.provider,
                 metric: descriptor.price_unit,
                 used: self.counts.used(descriptor.provider, descriptor.price_unit, now),
                 rate_card: descriptor.rate_card,

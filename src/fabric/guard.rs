@@ -239,9 +239,13 @@ impl Guard {
         }
     }
 
-    /// Signals sent since the last call.
+    /// Operations since the last call: signals sent, or what the carrier counts itself.
     pub(super) fn take_uncounted(&self) -> u64 {
-        std::mem::take(&mut self.state.lock().uncounted)
+        let own = self
+            .carrier
+            .operations()
+            .map_or(0, |own| own.swap(0, Ordering::Relaxed));
+        std::mem::take(&mut self.state.lock().uncounted) + own
     }
 
     /// Counts signals that were sent; also those that could not be recorded before.
@@ -311,7 +315,7 @@ impl Guard {
         };
         let taken = outcome.is_ok();
         telemetry::carrier_signals(self.id(), class, taken, signals.len() as u64, took);
-        if taken {
+        if taken && self.carrier.operations().is_none() {
             self.count(signals.len() as u64);
         }
         self.ended(permit, class, outcome);

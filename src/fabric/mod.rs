@@ -134,7 +134,8 @@ impl Fabric {
         let now = (settings.clock)();
         let cards = Arc::new(read_cards(settings.rate_cards.as_ref(), now).map_err(StartError::Cards)?);
         let counts = Counts::new(now);
-        let market = Market::new(carriers_of(&guards), Arc::clone(&cards), counts.states(now), now.0);
+        let market = Market::new(carriers_of(&guards), Arc::clone(&cards), counts.states(now), now.0).usage_unread();
+        warn_of_unpriced(&guards, &cards);
         Ok(Self {
             guards,
             market: ArcSwap::from_pointee(market),
@@ -246,6 +247,7 @@ impl Fabric {
     /// What is wrong, for the log.
     pub fn reload_cards(&self) -> Result<(), String> {
         let cards = read_cards(self.rate_cards.as_ref(), (self.clock)())?;
+        warn_of_unpriced(&self.guards, &cards);
         self.cards.store(Arc::new(cards));
         self.renew_market();
         Ok(())
@@ -295,11 +297,12 @@ impl Fabric {
 
     fn renew_market(&self) {
         let now = (self.clock)();
-        let market = self.market.load();
-        let carriers = carriers_of(&self.guards);
-        if let Some(next) = market.next(carriers, self.cards.load_full(), self.counts.states(now), now.0) {
-            self.market.store(Arc::new(next));
-        }
+        // Whoever else renews it at the same time makes the epoch before or after this one, never the same.
+        self.market.rcu(|market| {
+            let carriers = carriers_of(&self.guards);
+            let next = market.next(carriers, self.cards.load_full(), self.counts.states(now), now.0);
+            next.map_or_else(|| Arc::clone(market), Arc::new)
+        });
     }
 }
 
@@ -310,6 +313,21 @@ fn carriers_of(guards: &[Arc<Guard>]) -> Vec<Carrier> {
         health: guard.health(),
     };
     guards.iter().map(carrier).collect()
+}
+
+/// Says which carriers are in use here and can never be chosen: one letter wrong in the id of a card is enough.
+fn warn_of_unpriced(guards: &[Arc<Guard>], cards: &RateCards) {
+    for guard in guards {
+        let card = guard.descriptor.rate_card;
+        if !guard.switches().by_configuration && cards.get(card).is_none() {
+            let id = guard.id();
+            tracing::warn!(
+                carrier = id,
+                "there is no rate card {card}, so {id} is never chosen: add the card to the file of EVENTS_RATE_CARDS, \
+                 or leave {id} out of EVENTS_CARRIERS"
+            );
+        }
+    }
 }
 
 /// What a carrier heard becomes a look; what names no subscription of ours becomes nothing.

@@ -7,7 +7,7 @@ use planner::{Ask, Class, Decided, Intent, Memory, PolicyKey, Proposal, Text};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::store::{NewPlacement, PLACED_BY_MAX, answered};
+use crate::store::{NewPlacement, PLACED_BY_MAX, Placements, Placer, answered};
 use crate::telemetry;
 
 use super::Fabric;
@@ -143,6 +143,37 @@ impl Fabric {
                 }
             };
         }
+    }
+}
+
+impl Placer for Fabric {
+    type Decisions = Placed;
+
+    fn begin(&self) -> Placed {
+        Placed::default()
+    }
+
+    fn decide(&self, decisions: &mut Placed, policy: &PolicyKey, intent: &Intent) -> usize {
+        self.place(decisions, policy, intent)
+    }
+
+    fn committed(&self, decisions: Placed) {
+        self.committed(decisions);
+    }
+}
+
+impl Placements for Placed {
+    fn unrecorded(&self) -> Vec<NewPlacement<'_>> {
+        self.unrecorded()
+    }
+
+    fn recorded(&mut self, ids: &[i64]) {
+        self.recorded(ids);
+    }
+
+    fn placement(&self, place: usize) -> (&str, Option<i64>) {
+        let choice = self.choice(place);
+        (&choice.carrier, choice.placement_id)
     }
 }
 

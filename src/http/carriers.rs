@@ -50,6 +50,7 @@ struct Breaker {
 
 #[derive(Serialize)]
 struct Usage {
+    provider: &'static str,
     metric: &'static str,
     /// Operations this month, by every process, as far as they are counted.
     used: f64,
@@ -78,9 +79,12 @@ pub(super) async fn switch(
 ) -> Result<Response, ApiError> {
     let body: Value = serde_json::from_str(&read_members(request, BODY_LIMIT, ApiError::BadRequest).await?)
         .map_err(|error| ApiError::BadJson(format!("the body cannot be read: {error}").into()))?;
-    let disabled = body.as_object().and_then(|members| members.get("disabled")?.as_bool());
+    let disabled = body
+        .as_object()
+        .filter(|members| members.len() == 1)
+        .and_then(|members| members.get("disabled")?.as_bool());
     let disabled = disabled.ok_or(ApiError::BadRequest(
-        r#"disabled must be true or false, as in {"disabled": true}"#.into(),
+        r#"disabled must be true or false, and nothing else may be given, as in {"disabled": true}"#.into(),
     ))?;
     let known: Vec<&str> = api.fabric.carriers().into_iter().map(|carrier| carrier.id).collect();
     let unknown = || {
@@ -118,6 +122,7 @@ fn view(carrier: CarrierState) -> CarrierView {
             .collect(),
         queue_depth: carrier.queue_depth,
         usage: Usage {
+            provider: carrier.provider,
             metric: carrier.metric,
             used: carrier.used,
             rate_card: carrier.rate_card,

@@ -50,7 +50,7 @@ pub use migrate::{migrate, schema_generation};
 pub use placements::{DeliveryPlacement, NewPlacement, PLACED_BY_MAX, StoredPlacement};
 pub use policies::StoredPolicy;
 pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent, Stored};
-pub use replay::{Replay, ReplaySelection, Replayed};
+pub use replay::{Placements, Placer, Replay, ReplaySelection, Replayed};
 pub use seal::{Erased, Resealed, Secrets};
 pub use settle::{Outcome, Settlement};
 pub use skip::{SKIPPED_ERROR, Skip};

@@ -122,6 +122,26 @@ async fn a_key_that_waits_on_it_sends_one_signed_message_with_two_ids() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_request_is_counted_whatever_it_asks_and_whatever_becomes_of_it() {
+    let queue = Receiver::start().await;
+    queue.answer_with("/1/events", |_| Answer::status(500));
+    let url = queue.url("/1/events");
+    let env = [
+        ("CLOUD_QUEUE_URL", url.as_str()),
+        ("CLOUD_QUEUE_CONSUME", "on"),
+        ("EVENTS_WORKER", "on"),
+    ];
+    let site = Site::own(1, &env).await;
+    // Nothing is sent: these are questions for messages.
+    queue.wait_calls_to("/1/events", 1, SOON).await;
+    eventually("they are counted", SOON, async || {
+        let used = carrier(site.one(), ID).await["usage"]["used"].clone();
+        (used.as_f64() >= Some(1.0)).then_some(()).ok_or(used)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn five_failures_open_the_breaker_and_switched_off_it_says_so() {
     let queue = Receiver::start().await;
     queue.answer_with("/1/events", |_| Answer::status(500));

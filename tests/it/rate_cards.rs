@@ -62,3 +62,20 @@ fn a_bad_file_of_cards_stops_check_config_and_serve_with_the_same_words() {
     }
     fs::remove_file(&file).expect("it is there");
 }
+
+#[test]
+fn what_is_no_regular_file_is_refused_at_once() {
+    let fifo = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cards-{}.fifo", Ulid::generate()));
+    let path = fifo.to_str().expect("text");
+    let made = Command::new("mkfifo").arg(path).status().expect("mkfifo runs");
+    assert!(made.success());
+    // Nobody ever writes to the one, and the other has no end.
+    for path in [path, "/dev/zero", "/"] {
+        let output = run("check-config", &[("EVENTS_RATE_CARDS", path)]);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        let named = format!("{path}: cannot be read (it is no regular file)");
+        assert!(said.contains(&named), "{named} is missing from {said}");
+    }
+    fs::remove_file(&fifo).expect("it is there");
+}

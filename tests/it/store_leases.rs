@@ -8,8 +8,8 @@ use openvibe_events::{
 };
 
 use crate::store_fixture::{
-    Fixture, assert_counts, candidate, claim, claim_with, dead, delivered, ending, events_of, positions, put, retry,
-    settle_all,
+    Fixture, FloorAlone, assert_counts, candidate, claim, claim_with, dead, delivered, ending, events_of, positions,
+    put, retry, settle_all,
 };
 
 /// Everything about a row that a lost claim must not change.
@@ -33,7 +33,7 @@ async fn one_row(fixture: &Fixture) -> (SharedStore, SubscriptionId, i64) {
 
 async fn replay_everything(store: &SharedStore, id: &SubscriptionId) {
     let replayed = store
-        .replay(id, &ReplaySelection::FromPosition(0))
+        .replay(id, &ReplaySelection::FromPosition(0), &FloorAlone)
         .await
         .expect("a replay");
     assert!(replayed.expect("a subscription").queued > 0);

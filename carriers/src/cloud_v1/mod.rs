@@ -7,6 +7,7 @@ mod answers;
 mod request;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
@@ -15,11 +16,13 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::signal::distinct;
-use crate::{Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Signal, SignalError};
+use crate::{Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Signal, SignalError, Takes, Variable};
 use answers::{Received, failed_entries, received};
 use request::Endpoint;
 
 const ID: &str = "cloud-v1";
+
+const REGION: &str = "us-east-1";
 
 pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
     id: ID,
@@ -30,6 +33,30 @@ pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
     price_unit: "queue-operation",
     rate_card: "rc-cloud-queue-v1",
     default_latency_ms: 1.0,
+    variables: &[
+        Variable::new(
+            "CLOUD_QUEUE_URL",
+            "Address of an SQS-compatible queue; cloud-v1 needs it.",
+        )
+        .takes(Takes::Address(&["http", "https"]))
+        .secret(),
+        Variable::new("CLOUD_QUEUE_REGION", "Region the queue's requests are signed for.").or(REGION),
+        Variable::new("CLOUD_QUEUE_PREFIX", "Path in front of the queue's operations."),
+        Variable::new(
+            "CLOUD_QUEUE_ACCESS_KEY",
+            "Access key of the queue; a local queue needs none.",
+        )
+        .with("CLOUD_QUEUE_SECRET_KEY"),
+        Variable::new("CLOUD_QUEUE_SECRET_KEY", "Secret of the access key.")
+            .secret()
+            .with("CLOUD_QUEUE_ACCESS_KEY"),
+        Variable::new(
+            "CLOUD_QUEUE_CONSUME",
+            "on or off. on: this process also receives from the queue.",
+        )
+        .or("off")
+        .takes(Takes::Switch),
+    ],
     open,
 };
 
@@ -92,6 +119,11 @@ impl Carrier for Cloud {
             .buffer_unordered(UNDER_WAY);
         // One batch that fails does not keep the others.
         self.asked(sent.fold(Ok(()), |all, one| async { all.and(one) })).await
+    }
+
+    /// Every request is paid for: a batch is one, and so is each question for messages.
+    fn operations(&self) -> Option<&AtomicU64> {
+        Some(&self.endpoint.requests)
     }
 
     async fn run(&self, inbound: Inbound, stop: CancellationToken) {

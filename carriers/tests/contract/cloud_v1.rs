@@ -110,6 +110,17 @@ async fn one_signal_is_one_signed_message_of_two_ids() {
 }
 
 #[tokio::test]
+async fn a_request_is_one_operation_however_many_signals_it_holds() {
+    let stub = Stub::answering(http("200 OK", "")).await;
+    let process = stub.process();
+    let signals: Vec<_> = (0..25).map(|_| unique(Class::Queue)).collect();
+    process.send(Class::Queue, &signals).await.expect("taken");
+    let counted = process.carrier.operations().expect("it counts itself");
+    assert_eq!(counted.load(std::sync::atomic::Ordering::Relaxed), 3);
+    assert_eq!(stub.asked.lock().len(), 3);
+}
+
+#[tokio::test]
 async fn without_keys_nothing_is_signed() {
     let stub = Stub::answering(http("200 OK", "")).await;
     let mut variables = stub.variables();

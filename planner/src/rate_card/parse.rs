@@ -185,6 +185,7 @@ impl Reader {
         let unit_price_usd = card.number("unit_price_usd");
         let free_allowance = card.number("free_allowance");
         let reset_period = card.reset_period();
+        card.allowance_is_counted(free_allowance, reset_period);
         let region = card.optional("region", Fields::text);
         let effective_from = card.date("effective_from");
         let effective_until = card.optional("effective_until", Fields::date);
@@ -319,6 +320,23 @@ impl Fields<'_> {
             self.fault(FIELD, format!("must be one of day, month, none, got {}", shown(&value)));
         }
         found
+    }
+
+    /// Use is counted by the month: an allowance of another period would be taken for one of each month.
+    fn allowance_is_counted(&mut self, free_allowance: Option<f64>, reset_period: Option<ResetPeriod>) {
+        let (Some(allowance), Some(period)) = (free_allowance, reset_period) else {
+            return;
+        };
+        if allowance > 0.0 && period != ResetPeriod::Month {
+            self.fault(
+                "reset_period",
+                format!(
+                    "must be month where free_allowance is more than 0, since use is counted by the month, got \
+                     \"{}\": set free_allowance to 0, or state what is free in a month",
+                    period.as_str()
+                ),
+            );
+        }
     }
 
     fn in_force(&mut self, from: Option<Date>, until: Option<Date>, now_ms: i64) {

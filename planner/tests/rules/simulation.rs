@@ -1,9 +1,9 @@
 //! The simulator: the shipped scenarios come out as their page tells, and a file that is wrong is refused by name.
 
-use openvibe_events_planner::Class;
 use openvibe_events_planner::simulate::{
     CarrierReport, ClassReport, Lane, Report, SCENARIO_BYTES_MAX, Scenario, ScenarioMistakes, draw, run,
 };
+use openvibe_events_planner::{Class, SHIPPED_RATE_CARDS};
 use serde_json::{Value, json};
 
 const OUTAGE: &str = include_str!("../../../scenarios/outage.json");
@@ -144,12 +144,51 @@ fn an_allowance_is_used_up_to_its_end_and_hardly_beyond() {
             .cost
             .is_sorted_by(|a, b| a.at_ms <= b.at_ms && a.cost_usd <= b.cost_usd)
     );
-    let billed = (f64::from(u32::try_from(woken).expect("small")) - 4e8) * 0.2e-6;
+    let events = (f64::from(u32::try_from(woken).expect("small")) - 4e8) * 0.2e-6;
     assert!(
-        report.cost_usd >= billed - 1e-6,
-        "{} for at least {billed}",
+        report.cost_usd <= events,
+        "{}: what gathered is paid for once",
         report.cost_usd
     );
+}
+
+/// One stream on Valkey, of which every signal costs a dollar.
+fn priced(per_second: u32, key: Option<&str>) -> Report {
+    let mut cards: Value = serde_json::from_str(SHIPPED_RATE_CARDS).expect("JSON");
+    for card in cards.as_array_mut().expect("cards") {
+        card["free_allowance"] = json!(0);
+        card["unit_price_usd"] = json!(if card["id"] == "rc-valkey-v1" { 1 } else { 1000 });
+    }
+    let mut scenario = json!({
+        "title": "priced", "start": "2026-10-01T00:00:00Z", "duration": "10s", "rate_cards": cards,
+        "carriers": [{ "id": "valkey-v1" }],
+        "traffic": [{
+            "name": "all", "per_second": per_second,
+            "policy": { "class": "domain", "durability": "optional", "delivery_semantics": "at_least_once" },
+        }],
+    });
+    if let Some(key) = key {
+        scenario["traffic"][0]["key"] = json!(key);
+    }
+    ran(&scenario.to_string())
+}
+
+#[test]
+fn signals_that_gather_are_paid_for_once() {
+    let cost = |per_second| priced(per_second, None).cost_usd;
+    assert!((cost(10) - 100.0).abs() < 0.5, "hardly two of them meet: {}", cost(10));
+    // One each two milliseconds is the most there can be.
+    let flood = cost(10_000);
+    assert!((4_990.0..=5_000.0).contains(&flood), "{flood}");
+    let busy = cost(500);
+    assert!((3_600.0..3_700.0).contains(&busy), "{busy}");
+}
+
+#[test]
+fn what_is_recorded_is_the_decision_of_the_policy() {
+    for key in [None, Some("account:7")] {
+        assert_eq!(priced(10, key).recorded, 1, "{key:?}");
+    }
 }
 
 #[test]

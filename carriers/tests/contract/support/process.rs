@@ -48,8 +48,11 @@ fn open_as(
         .expect("the provider's versions")
         .with_root_certificates(rustls::RootCertStore::empty())
         .with_no_client_auth();
+    // As in the service: what is not declared is not there. The database is the service's own.
+    let declared =
+        |name: &str| name.starts_with("DATABASE_") || descriptor.variables.iter().any(|variable| variable.name == name);
     (descriptor.open)(&Env {
-        variables: &|name| variables.get(name).cloned(),
+        variables: &|name| variables.get(name).filter(|_| declared(name)).cloned(),
         instance,
         consumes,
         tls: &tls,
