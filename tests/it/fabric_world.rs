@@ -261,7 +261,7 @@ pub(crate) async fn number(database: &Database, sql: &str) -> i64 {
         .unwrap_or_else(|error| panic!("{sql}: {error}"))
 }
 
-/// Waits until every carrier of a process is up.
+/// Waits until every carrier of a process is up, and what is decided next knows of it.
 pub(crate) async fn all_up(client: &Client) {
     eventually("every carrier is up", SOON, async || {
         let carriers = carriers(client).await;
@@ -269,6 +269,7 @@ pub(crate) async fn all_up(client: &Client) {
         all.then_some(()).ok_or(format!("{carriers:?}"))
     })
     .await;
+    explain(client, "live.any.thing", None).await;
 }
 
 /// Waits until an operator is told that this carrier is chosen for a type.
