@@ -249,7 +249,7 @@ impl Pair {
         assert!(number(&self.database, lost).await > 0, "each is sent once: {sent:#?}");
         let counted = |attempts: &Vec<u32>| attempts.iter().copied().eq(1..=attempts.len() as u32);
         assert!(sent.values().all(counted), "no attempt is made twice: {sent:#?}");
-        println!("under way when a lease was lost, and sent again: {sent:?}");
+        eprintln!("under way when a lease was lost, and sent again: {sent:?}");
     }
 }
 
