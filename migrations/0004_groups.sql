@@ -84,32 +84,34 @@ BEGIN
     IF array_ndims(array_remove(in_ordering_key, NULL)) > 0 THEN
         FOR round IN 1..rounds_max LOOP
             BEGIN
-                SELECT array_agg(l.subscription_id), array_agg(l.seq) INTO locked_id, locked_position
-                FROM (
+                -- Materialized, or a table without statistics is joined by the subscription alone: all that waits for it,
+                -- once for each key.
+                WITH last AS MATERIALIZED (
+                    SELECT k.subscription_id, tail.seq
+                    FROM unnest(in_subscription_id, in_ordering_key, in_first_of_key)
+                        AS k(subscription_id, ordering_key, first_of_key)
+                    LEFT JOIN LATERAL (
+                        SELECT least(r.open_from, r.seq) AS seq FROM deliveries r
+                        WHERE r.subscription_id = k.subscription_id AND r.ordering_key = k.ordering_key
+                          AND r.head AND r.status IN ('delivered', 'dead')
+                        ORDER BY r.seq DESC LIMIT 1
+                    ) rest ON true
+                    CROSS JOIN LATERAL (
+                        SELECT t.seq FROM deliveries t
+                        WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key
+                          AND t.seq >= coalesce(rest.seq, 0) AND t.status IN ('pending', 'failed')
+                        ORDER BY t.seq DESC LIMIT 1
+                    ) tail
+                    WHERE k.ordering_key IS NOT NULL AND k.first_of_key
+                ), locked AS (
                     SELECT d.subscription_id, d.seq
                     FROM deliveries d
-                    JOIN (
-                        SELECT k.subscription_id, tail.seq
-                        FROM unnest(in_subscription_id, in_ordering_key, in_first_of_key)
-                            AS k(subscription_id, ordering_key, first_of_key)
-                        LEFT JOIN LATERAL (
-                            SELECT least(r.open_from, r.seq) AS seq FROM deliveries r
-                            WHERE r.subscription_id = k.subscription_id AND r.ordering_key = k.ordering_key
-                              AND r.head AND r.status IN ('delivered', 'dead')
-                            ORDER BY r.seq DESC LIMIT 1
-                        ) rest ON true
-                        CROSS JOIN LATERAL (
-                            SELECT t.seq FROM deliveries t
-                            WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key
-                              AND t.seq >= coalesce(rest.seq, 0) AND t.status IN ('pending', 'failed')
-                            ORDER BY t.seq DESC LIMIT 1
-                        ) tail
-                        WHERE k.ordering_key IS NOT NULL AND k.first_of_key
-                    ) last ON last.subscription_id = d.subscription_id AND last.seq = d.seq
+                    JOIN last ON last.subscription_id = d.subscription_id AND last.seq = d.seq
                     WHERE d.status IN ('pending', 'failed')
                     ORDER BY d.seq, d.subscription_id
                     FOR UPDATE OF d
-                ) l;
+                )
+                SELECT array_agg(l.subscription_id), array_agg(l.seq) INTO locked_id, locked_position FROM locked l;
                 -- One that was waited for may have ended, and an earlier row, replayed while it ran, be the last one now.
                 -- To lock that now would break the order: everything is let go and taken anew. A key without any begins
                 -- with the first of its new rows.

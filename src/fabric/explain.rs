@@ -1,6 +1,8 @@
 //! What operators are told: what would be decided now and why, and how each carrier stands.
 
-use planner::{Ask, Class, Health, Intent, Key, Placement, PolicyKey};
+use planner::{Ask, Class, Health, Intent, Key, Offer, Placement, PolicyKey, Status};
+
+use crate::domain::time::Millis;
 
 use super::Fabric;
 
@@ -46,6 +48,10 @@ pub struct CarrierState {
     pub by_configuration: bool,
     /// Switched off by an operator.
     pub by_operator: bool,
+    /// What placement weighs it by.
+    pub offer: Offer,
+    /// When it was looked at.
+    pub checked_at: Millis,
 }
 
 impl Fabric {
@@ -78,6 +84,11 @@ impl Fabric {
                 Health::Down(reason) => ("down", Some(reason.into_owned())),
                 Health::Disabled(reason) => ("disabled", Some(reason.into_owned())),
             };
+            let status = match state {
+                "up" => Status::Up,
+                "degraded" => Status::Degraded,
+                _ => Status::Down,
+            };
             let descriptor = guard.descriptor;
             let switches = guard.switches();
             CarrierState {
@@ -98,6 +109,11 @@ impl Fabric {
                 priced: cards.get(descriptor.rate_card).is_some(),
                 by_configuration: switches.by_configuration,
                 by_operator: switches.by_operator,
+                offer: Offer {
+                    status: Some(status),
+                    ..guard.offer()
+                },
+                checked_at: now,
             }
         };
         self.guards.iter().map(state).collect()

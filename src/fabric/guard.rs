@@ -32,6 +32,9 @@ const DEADLINE: Duration = Duration::from_millis(250);
 const DEADLINE_FAR: Duration = Duration::from_secs(3);
 /// A carrier that ran for so long was in order: when it ends, it is run again soon.
 const IN_ORDER: Duration = Duration::from_secs(60);
+/// A carrier that leaves a call unanswered for so long is not chosen until it answers one: its deadline may be longer than
+/// operators are left without a reason.
+const SILENT_AFTER: Duration = Duration::from_secs(1);
 /// Things heard that wait to be looked at.
 const ARRIVALS_MAX: usize = 256;
 
@@ -79,6 +82,10 @@ struct State {
     claims: [LatencyWindow; 3],
     /// When it last sent or was probed.
     used_at: Duration,
+    /// Since when a call waits for its answer.
+    calling_since: Option<Duration>,
+    /// The last call waited for its answer for too long.
+    silent: bool,
     /// Signals sent that are not counted in the store yet.
     uncounted: u64,
 }
@@ -104,6 +111,13 @@ impl ClaimTimes {
 
     fn offered_ms(&self) -> f64 {
         self.window.lock().offered_ms(self.zero.elapsed())
+    }
+}
+
+impl State {
+    fn waits_for_long(&self, now: Duration) -> bool {
+        self.calling_since
+            .is_some_and(|since| now.saturating_sub(since) >= SILENT_AFTER)
     }
 }
 
@@ -137,6 +151,8 @@ impl Guard {
                 signals: std::array::from_fn(|_| LatencyWindow::new(default_latency_ms)),
                 claims: std::array::from_fn(|_| LatencyWindow::new(0.0)),
                 used_at: Duration::ZERO,
+                calling_since: None,
+                silent: false,
                 uncounted: 0,
             }),
             claim_times,
@@ -181,9 +197,19 @@ impl Guard {
 
     /// Leaves signals to be sent where only they can show that it works again; another carrier has them as well.
     pub(super) fn try_out(&self, class: Class, signals: impl IntoIterator<Item = Signal>) {
+        if self.answers_probes.load(Ordering::Relaxed) || !self.serves(class) {
+            return;
+        }
         let now = self.now();
-        let due = self.state.lock().breaker.state(now) == BreakerState::HalfOpen;
-        if due && !self.answers_probes.load(Ordering::Relaxed) {
+        let due = {
+            let state = self.state.lock();
+            match state.breaker.state(now) {
+                BreakerState::Closed => state.silent && state.calling_since.is_none(),
+                BreakerState::Open { .. } => false,
+                BreakerState::HalfOpen => true,
+            }
+        };
+        if due {
             self.push(class, signals);
         }
     }
@@ -193,9 +219,15 @@ impl Guard {
         if let Some(reason) = self.switches().reason() {
             return Health::Disabled(Text::Borrowed(reason));
         }
+        let now = self.now();
+        let (closed, silent) = {
+            let state = self.state.lock();
+            (state.breaker.is_closed(), state.silent || state.waits_for_long(now))
+        };
         match self.carrier.health() {
             carriers::Health::Down(reason) => Health::Down(reason.to_string().into()),
-            _ if !self.state.lock().breaker.is_closed() => Health::breaker_open(self.id()),
+            _ if !closed => Health::breaker_open(self.id()),
+            _ if silent => Health::Down(format!("not connected ({})", self.id()).into()),
             carriers::Health::Degraded(reason) => Health::Degraded(reason.to_string().into()),
             carriers::Health::Up => Health::Up,
         }
@@ -306,6 +338,7 @@ impl Guard {
             return false;
         };
         let started = Instant::now();
+        self.state.lock().calling_since = Some(self.now());
         let sent = timeout(self.deadline(), self.carrier.signal(class, signals)).await;
         let took = started.elapsed();
         let outcome = match sent {
@@ -332,6 +365,8 @@ impl Guard {
         let now = self.now();
         let mut state = self.state.lock();
         state.used_at = now;
+        state.silent = outcome.is_err() && state.waits_for_long(now);
+        state.calling_since = None;
         let change = match &outcome {
             Ok(sample) => {
                 if let Some(sample) = sample {

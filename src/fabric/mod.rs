@@ -206,10 +206,15 @@ impl Fabric {
                 continue;
             };
             guard.push(first.choice.class, signals());
-            if guard.id() != carrier
-                && let Some(own) = self.guard(carrier)
+            let cards = self.cards.load();
+            let usable = |other: &&Arc<Guard>| other.id() == carrier || cards.get(other.descriptor.rate_card).is_some();
+            for other in self
+                .guards
+                .iter()
+                .filter(|other| other.id() != guard.id())
+                .filter(usable)
             {
-                own.try_out(first.choice.class, signals());
+                other.try_out(first.choice.class, signals());
             }
         }
     }

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+use planner::{Status, Text, Trust};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::domain::time::Millis;
 use crate::fabric::CarrierState;
 use crate::problem::ApiError;
 
@@ -34,6 +36,36 @@ struct CarrierView {
     latency_ms: BTreeMap<&'static str, f64>,
     queue_depth: usize,
     usage: Usage,
+    offer: OfferView,
+}
+
+/// `platform.resource-offer@1`.
+#[derive(Serialize)]
+struct OfferView {
+    offer_id: Text,
+    kind: &'static str,
+    adapter: &'static str,
+    provider: Text,
+    region: Text,
+    trust: &'static str,
+    capabilities: Vec<Text>,
+    latency_ms: BTreeMap<Text, f64>,
+    health: OfferHealth,
+    pricing: OfferPricing,
+    updated_at: Millis,
+}
+
+#[derive(Serialize)]
+struct OfferHealth {
+    status: &'static str,
+    checked_at: Millis,
+}
+
+#[derive(Serialize)]
+struct OfferPricing {
+    model: &'static str,
+    unit: &'static str,
+    rate_card: &'static str,
 }
 
 #[derive(Serialize)]
@@ -102,7 +134,29 @@ pub(super) async fn switch(
 }
 
 fn view(carrier: CarrierState) -> CarrierView {
+    let offer = carrier.offer;
+    let offer = OfferView {
+        offer_id: offer.id,
+        kind: "provider",
+        adapter: carrier.id,
+        provider: offer.provider,
+        region: offer.region,
+        trust: offer.trust.unwrap_or(Trust::External).as_str(),
+        capabilities: offer.capabilities,
+        latency_ms: offer.latency_ms.into_iter().collect(),
+        health: OfferHealth {
+            status: offer.status.unwrap_or(Status::Down).as_str(),
+            checked_at: carrier.checked_at,
+        },
+        pricing: OfferPricing {
+            model: "per-operation",
+            unit: carrier.metric,
+            rate_card: carrier.rate_card,
+        },
+        updated_at: carrier.checked_at,
+    };
     CarrierView {
+        offer,
         id: carrier.id,
         classes: carrier.classes.iter().map(|class| class.label()).collect(),
         state: carrier.state,

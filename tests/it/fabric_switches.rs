@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     fabric_world::{
-        BACK, Pair, TOLD, candidate, carrier, explain, keyed, put_policy, reason, speak, switch, topic, url,
+        BACK, Pair, TOLD, candidate, carrier, explain, keyed, number, put_policy, reason, speak, switch, topic, url,
     },
     support::{
         broker::Broker,
@@ -144,6 +144,13 @@ async fn an_operator_ends_the_connections_of_every_process_and_opens_them_again_
     pair.all_sent_once(ledger.len(), SOON).await;
 }
 
+/// Connections that wait for the doorbell.
+async fn listening(pair: &Pair) -> i64 {
+    let listening =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query ILIKE 'listen %'";
+    number(&pair.database, listening).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_floor_cannot_be_switched_off_and_delivers_while_it_shows_as_excluded() {
     let pair = Pair::start(&[
@@ -155,6 +162,14 @@ async fn the_floor_cannot_be_switched_off_and_delivers_while_it_shows_as_exclude
     let explained = explain(pair.client(), QUEUE, None).await;
     assert_eq!(reason(&explained, "pg-v1"), "disabled by configuration");
     pair.round(&envelope("live").event_type(QUEUE), SOON).await;
+    // Its poll is no connection of its own; its doorbell would be one.
+    assert_eq!(listening(&pair).await, 0);
+    let other = pair.another(&[]).await;
+    eventually("a process that may use it listens", SOON, async || {
+        listening(&pair).await == 1
+    })
+    .await;
+    assert!(other.is_alive());
 }
 
 #[tokio::test(flavor = "multi_thread")]

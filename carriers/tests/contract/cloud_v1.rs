@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::support::process::{Process, Variables, now, open, unique};
+use super::support::process::{Process, Variables, open, unique, wall_clock};
 use super::support::wait::{SOON, eventually};
 use super::support::world::{Backing, World};
 
@@ -198,10 +198,10 @@ async fn a_wrong_key_is_denied_by_a_server_that_checks() {
 #[tokio::test]
 async fn a_wrong_clock_is_called_one() {
     fn ahead() -> SystemTime {
-        now() + Duration::from_secs(3600)
+        wall_clock() + Duration::from_secs(3600)
     }
     let refused = "<Error><Code>SignatureDoesNotMatch</Code></Error>";
-    let written = httpdate::fmt_http_date(now());
+    let written = httpdate::fmt_http_date(wall_clock());
     let answer = http("403 Forbidden", refused).replacen("\r\n", &format!("\r\nDate: {written}\r\n"), 1);
     let stub = Stub::answering(answer).await;
     let opened = open(
