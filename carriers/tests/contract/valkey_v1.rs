@@ -358,7 +358,7 @@ async fn the_shipped_rights_are_enough_for_another_database() {
     let mut world = World::of("valkey-v1").await;
     let url = world.variables.get_mut("VALKEY_URL").expect("its address");
     *url = format!("{}/1", url.trim_end_matches('/'));
-    let (one, two) = world.pair().await;
+    let (mut one, mut two) = world.pair().await;
     let signal = unique(Class::Queue);
     one.send(Class::Queue, std::slice::from_ref(&signal))
         .await
