@@ -362,7 +362,7 @@ mod tests {
         let rest = session.rest_of_a_frame();
         let written = usize::try_from(session.queue.lock().written).unwrap();
         assert!(
-            rest.len() < 300_000 && (written + rest.len()) % 300_000 == 0,
+            rest.len() < 300_000 && (written + rest.len()).is_multiple_of(300_000),
             "whole frames"
         );
         let mut read = vec![0; written];
