@@ -278,7 +278,7 @@ struct SseArgs {
     /// The target is `load sse-writer`, not a service
     #[arg(long)]
     writer: bool,
-    /// Streams; each follows the wide topic and, with nine others, a narrow one. Raise the limit of open files before
+    /// Streams; each follows the wide topic, and the first of them one of fifty narrow ones. Raise the limit of open files before
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(10..=60_000))]
     connections: u32,
     /// Events a second on the topic that all follow

@@ -5,8 +5,10 @@ mod writer;
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use tokio::runtime::{self, Handle};
 use tokio::task::JoinSet;
 
 use crate::fault::Fault;
@@ -25,6 +27,9 @@ pub(crate) use writer::serve;
 const FOLLOWERS: usize = 10;
 /// Connections that publish to narrow topics; each answer is awaited before the next request.
 const PUBLISHERS: usize = 4;
+/// Narrow topics. Their followers are read on a thread of their own, or what is told of them would be how long the tool takes
+/// to read all others.
+const NARROW_TOPICS: usize = 50;
 /// Streams opened at a time.
 const OPENING: usize = 64;
 /// How long the last frames may take.
@@ -47,6 +52,12 @@ pub(crate) struct Fan {
     pub(crate) writer: bool,
 }
 
+impl Fan {
+    fn narrow_topics(&self) -> usize {
+        NARROW_TOPICS.min(self.connections / FOLLOWERS)
+    }
+}
+
 /// Opens the streams, publishes, waits for every frame, and tells what it took.
 pub(crate) async fn run(service: &Service, fan: &Fan, watched: &[Watched]) -> Result<Sheet, Fault> {
     let mut sheet = Sheet::new(if fan.writer { "sse-writer" } else { "sse" });
@@ -65,7 +76,7 @@ pub(crate) async fn run(service: &Service, fan: &Fan, watched: &[Watched]) -> Re
     let watch = Watch::start(watched);
     let start = Instant::now();
     let mut publishing = JoinSet::new();
-    let narrow_topics = fan.connections / FOLLOWERS;
+    let narrow_topics = fan.narrow_topics();
     let mut publish = |kind: Kind, rate: f64, events: u64, lanes: usize| {
         let schedule = Schedule::new(start, rate);
         for lane in 0..lanes {
@@ -118,24 +129,37 @@ pub(crate) async fn run(service: &Service, fan: &Fan, watched: &[Watched]) -> Re
 }
 
 async fn open_all(service: &Service, fan: &Fan, run: &str, arrivals: &Arc<Arrivals>) -> Result<(), Fault> {
+    let aside = aside().map_err(|source| Fault::Other(format!("a thread for the narrow topics: {source}")))?;
     let mut opening = JoinSet::new();
     for index in 0..fan.connections {
         if opening.len() >= OPENING {
             finished(opening.join_next().await)?;
         }
-        let topics = format!("{},{}", wide_topic(run), narrow_topic(run, index / FOLLOWERS));
-        opening.spawn(follow::open(
-            service.address,
-            service.host.clone(),
-            topics,
-            Arc::clone(arrivals),
-        ));
+        let narrow = index / FOLLOWERS;
+        let is_narrow = narrow < fan.narrow_topics();
+        let topics = match is_narrow {
+            true => format!("{},{}", wide_topic(run), narrow_topic(run, narrow)),
+            false => wide_topic(run),
+        };
+        let open = follow::open(service.address, service.host.clone(), topics, Arc::clone(arrivals));
+        match is_narrow {
+            true => opening.spawn_on(open, &aside),
+            false => opening.spawn(open),
+        };
         show("streams", index as u64);
     }
     while !opening.is_empty() {
         finished(opening.join_next().await)?;
     }
     Ok(())
+}
+
+/// A runtime on a thread of its own, until the tool ends.
+fn aside() -> io::Result<Handle> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+    Ok(handle)
 }
 
 /// Says how far it is, where somebody looks.
