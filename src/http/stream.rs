@@ -61,6 +61,8 @@ pub struct Streams {
 pub fn routes(streams: Arc<Streams>, origins: Origins) -> Router {
     // A request for the head alone would use up a ticket for nothing.
     let route = get(open).head(fallback::not_found);
+    // Named here, so that preflights and refusals of other methods are told to pages as well.
+    let route = route.fallback(fallback::not_found);
     Router::new()
         .route(PATH, route)
         .with_state(streams)
