@@ -45,7 +45,7 @@ const ACCEPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duratio
 pub struct Peer(pub SocketAddr);
 
 /// Cuts the connection that a request came on, in the extensions of every request: for a peer that would not read the end
-/// of its answer.
+/// of its answer. It is cancelled once the connection is gone, however it went.
 #[derive(Debug, Clone, Default)]
 pub struct Hangup(pub CancellationToken);
 
@@ -159,6 +159,8 @@ impl Connection {
         if let Some(Err(error)) = cut.run_until_cancelled(watcher.watch(connection)).await {
             tracing::debug!(%peer, "the connection ended: {error}");
         }
+        // Whoever would have cut it learns that it is gone.
+        cut.cancel();
     }
 }
 

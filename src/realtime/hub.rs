@@ -1,9 +1,10 @@
 //! What every stream of the process shares: who is there, how far the log was followed, and the one place where a
 //! stream passes from history to what is live.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
@@ -259,11 +260,32 @@ impl Hub {
         }
     }
 
-    /// Ends every stream.
-    pub(super) fn end_all(&self, why: End) {
+    /// Ends every stream; answers what cuts their connections, for those that stay.
+    pub(super) fn end_all(&self, why: End) -> Vec<CancellationToken> {
         let all: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
-        for session in all {
+        for session in &all {
             session.end(why);
+        }
+        all.iter().map(|session| session.hangup.clone()).collect()
+    }
+
+    /// Cuts, at each interval, the connections of readers that have not taken the end of their stream for as long. They
+    /// would keep their places for ever.
+    pub(super) async fn hang_up(&self, interval: Duration) {
+        let mut ticks = tokio::time::interval(interval);
+        let mut ended: HashSet<u64> = HashSet::new();
+        loop {
+            ticks.tick().await;
+            let before = std::mem::take(&mut ended);
+            for session in self.sessions.lock().values() {
+                if session.ended().is_none() {
+                    continue;
+                }
+                if before.contains(&session.id) {
+                    session.hangup.cancel();
+                }
+                ended.insert(session.id);
+            }
         }
     }
 

@@ -18,6 +18,7 @@ mod viewer;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -37,6 +38,8 @@ pub use hub::{Bell, Slot};
 pub use session::End;
 pub use viewer::Viewer;
 
+/// How long a reader may take to take the end of its stream.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// How long a stream outlives the session that opened it.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -84,15 +87,23 @@ impl Realtime {
     ) -> Result<Self, StoreError> {
         let at = answered(store.positions()).await?;
         let hub = Hub::new(store, settings, at, stop.clone());
-        let (tail, turns) = (tail::Tail::new(Arc::clone(&hub)), Arc::clone(&hub));
-        for task in [tail.follow().boxed(), async move { turns.take_turns().await }.boxed()] {
+        let (tail, turns, ended) = (tail::Tail::new(Arc::clone(&hub)), Arc::clone(&hub), Arc::clone(&hub));
+        for task in [
+            tail.follow().boxed(),
+            async move { turns.take_turns().await }.boxed(),
+            async move { ended.hang_up(FAREWELL).await }.boxed(),
+        ] {
             let stop = stop.clone();
             tasks.spawn(async move { stop.run_until_cancelled(task).await });
         }
         let (ending, stop) = (Arc::clone(&hub), stop.clone());
         tasks.spawn(async move {
             stop.cancelled().await;
-            ending.end_all(End::Stopping);
+            let lines = ending.end_all(End::Stopping);
+            let gone = join_all(lines.iter().map(CancellationToken::cancelled));
+            if tokio::time::timeout(FAREWELL, gone).await.is_err() {
+                lines.iter().for_each(CancellationToken::cancel);
+            }
         });
         Ok(Self(hub))
     }

@@ -58,7 +58,7 @@ pub(super) struct Session {
     pub(super) issued_at_ms: i64,
     queue: Mutex<Queue>,
     /// Cuts the connection, where a clean end would wait for a reader that does not read.
-    hangup: CancellationToken,
+    pub(super) hangup: CancellationToken,
 }
 
 #[derive(Debug, Default)]
