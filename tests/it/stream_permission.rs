@@ -175,17 +175,18 @@ async fn a_withdrawal_reaches_a_stream_that_is_still_given_what_it_missed() {
         let some: Vec<_> = (0..50).map(|_| own()).collect();
         client.publish_as("network", &batch(&some)).await.expect(201);
     }
-    // Taken slowly: most of it waits in the database.
-    let mut wire = Wire::to(&service).await;
+    // Taken slowly: most of it waits in the database. And one is not taken at all.
     let (token, first) = (issued(By::Bearer, &alice, 100), cursor_of(0, 0));
     let request = format!(
         "GET /realtime/stream?{TOPICS}&last_event_id={first} HTTP/1.1\r\nHost: events\r\nAuthorization: Bearer {token}\r\n\r\n"
     );
-    wire.send(request).await;
-    eventually("the stream is open", SOON, async || {
-        metric(client, "events_realtime_connections").await > 0.5
-    })
-    .await;
+    let mut wire = Wire::to(&service).await;
+    let mut unread = Wire::narrow(&service).await;
+    for wire in [&mut wire, &mut unread] {
+        wire.send(&request).await;
+    }
+    let open = async || metric(client, "events_realtime_connections").await;
+    eventually("both are open", SOON, async || open().await > 1.5).await;
     client.publish(&withdrawal(&alice, 50)).await.expect(201);
     let ended = "events_realtime_streams_ended_total{reason=\"withdrawn\"}";
     let mut given = 0;
@@ -200,7 +201,8 @@ async fn a_withdrawal_reaches_a_stream_that_is_still_given_what_it_missed() {
         }
     })
     .await;
-    eventually("it is counted", SOON, async || metric(client, ended).await > 0.5).await;
+    eventually("both places are free", SOON, async || open().await < 0.5).await;
+    eventually("both are counted", SOON, async || metric(client, ended).await > 1.5).await;
     println!("given of 16 MB after the withdrawal: {given} bytes");
     assert!(given < 12_000_000, "all of it was given");
 }

@@ -122,5 +122,5 @@ async fn who_misses_more_than_is_replayed_is_told_what_and_has_the_rest() {
     restless.assert_whole(pair.database.pool(), 0, "true", ARRIVES).await;
     let (opened, gaps) = restless.look(|seen| (seen.opened, gaps(seen)));
     println!("restless: {opened} streams, {gaps} gaps");
-    assert!(opened > 10 && gaps > 0);
+    assert!(opened > 3 && gaps > 0);
 }
