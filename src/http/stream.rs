@@ -62,7 +62,9 @@ pub fn routes(streams: Arc<Streams>, origins: Origins) -> Router {
     // A request for the head alone would use up a ticket for nothing.
     let route = get(open)
         .head(fallback::not_found)
-        .options(async || StatusCode::NO_CONTENT);
+        .options(async || StatusCode::NO_CONTENT)
+        // Named here, so that refusals of other methods are told to pages as well.
+        .fallback(fallback::not_found);
     Router::new()
         .route(PATH, route)
         .with_state(streams)

@@ -131,8 +131,13 @@ impl Hub {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Notes that a stream is there. One that comes while the process stops ends at once.
+    /// Notes that a stream is there. One that comes while the process stops ends at once, and one whose person's sessions
+    /// are withdrawn ends wherever it stands.
     pub(super) fn enter(&self, session: &Arc<Session>) {
+        if let Some(person) = session.audience.person() {
+            let of_a_person = (person.into(), session.id);
+            self.log.lock().people.insert(of_a_person, Arc::clone(session));
+        }
         self.sessions.lock().insert(session.id, Arc::clone(session));
         if self.stop.is_cancelled() {
             session.end(End::Stopping);
@@ -168,9 +173,6 @@ impl Hub {
         for topic in &session.topics {
             log.index.add(topic, &session.audience, session.id, Arc::clone(session));
         }
-        if let Some(person) = session.audience.person() {
-            log.people.insert((person.into(), session.id), Arc::clone(session));
-        }
         Ok(())
     }
 
@@ -191,10 +193,13 @@ impl Hub {
         false
     }
 
-    /// Follows the log without reading it, while nobody is there.
+    /// Follows the log without reading it, while nobody is there. A stream that joined after `at` was asked for may have
+    /// begun before it; then nothing is passed over.
     pub(super) fn skip_to(&self, at: Positions) {
         let mut log = self.log.lock();
-        (log.epoch, log.position) = (at.epoch, at.head);
+        if log.index.is_empty() {
+            (log.epoch, log.position) = (at.epoch, at.head);
+        }
     }
 
     /// The positions of those events that are worth loading. Who joins from now on begins after `examined`.

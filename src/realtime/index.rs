@@ -60,6 +60,11 @@ impl<S: Clone> Index<S> {
             .remove(&mut pattern.as_str().split('.'), &(audience.clone(), id));
     }
 
+    /// Whether there is no stream at all.
+    pub(super) fn is_empty(&self) -> bool {
+        self.root.is_empty()
+    }
+
     /// Whether anybody may want an event of this type.
     pub(super) fn wants(&self, event_type: &str, visibility: Visibility) -> bool {
         self.ends_of(event_type).iter().any(|node| match visibility {

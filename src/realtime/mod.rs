@@ -163,8 +163,11 @@ impl Realtime {
 
     /// When a session that ends at this moment no longer keeps a stream open.
     fn instant_of(&self, end_ms: i64) -> Instant {
-        let left_ms = end_ms.saturating_sub((self.0.settings.clock)().0);
-        let left = Duration::from_millis(u64::try_from(left_ms).unwrap_or(0)) + GRACE;
+        let grace_ms = i64::try_from(GRACE.as_millis()).expect("half a minute");
+        let left_ms = end_ms
+            .saturating_add(grace_ms)
+            .saturating_sub((self.0.settings.clock)().0);
+        let left = Duration::from_millis(u64::try_from(left_ms).unwrap_or(0));
         // A session that ends in a century ends after this process.
         Instant::now() + left.min(Duration::from_secs(365 * 86_400))
     }

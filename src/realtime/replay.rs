@@ -94,7 +94,7 @@ impl Replay {
         match self.hub.join(&self.session, at) {
             Ok(()) => {
                 self.is_done = true;
-                // Who joined hears of every withdrawal that comes; this is for one that came before.
+                // Every withdrawal that the log brings is heard; this is for one that came while it was opened.
                 super::end_if_withdrawn(&self.hub, &self.session).await?;
             }
             Err(NotYet::Behind(position)) => {

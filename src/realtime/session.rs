@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -213,6 +214,12 @@ impl Session {
         while self.ended().is_none() {
             self.attention().await;
         }
+    }
+
+    /// Waits until it has been over for so long.
+    pub(super) async fn over_for(&self, time: Duration) {
+        self.over().await;
+        tokio::time::sleep(time).await;
     }
 
     /// Ends the stream; what waits is never sent, and its memory is free at once. The first reason stands.

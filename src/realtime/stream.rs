@@ -95,7 +95,12 @@ impl Stream {
     async fn replay(&mut self, socket: &mut TcpStream, head: Vec<u8>, framing: Framing) -> bool {
         let mut next: Option<Bytes> = Some(head.into());
         while let Some(bytes) = next.take() {
-            match timeout(TAKES_NOTHING_MAX, socket.write_all(&bytes)).await {
+            let written = tokio::select! {
+                biased;
+                written = timeout(TAKES_NOTHING_MAX, socket.write_all(&bytes)) => written,
+                () = self.session.over_for(LAST_BYTES_MAX) => return false,
+            };
+            match written {
                 Ok(Ok(())) => {}
                 Ok(Err(_left)) => return false,
                 Err(_elapsed) => {

@@ -10,7 +10,7 @@ use reqwest::{
 };
 use serde_json::Value;
 
-use super::{envelopes::Envelope, network::TokenSpec};
+use super::{envelopes::Envelope, network::TokenSpec, tls::CA_FILE};
 
 /// How long any answer may take. Routes have shorter deadlines of their own.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
@@ -40,6 +40,20 @@ pub(crate) struct Response {
 }
 
 impl Response {
+    /// Reads an answer to its end.
+    pub(crate) async fn read(answer: reqwest::Response) -> Result<Self, reqwest::Error> {
+        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
+        let bytes = answer.bytes().await?;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+        Ok(Self {
+            status,
+            headers,
+            text,
+            body,
+        })
+    }
+
     /// The value of a header; empty when there is none or it is not text.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers
@@ -59,14 +73,21 @@ impl Response {
 impl Client {
     /// A client of the process at `base` (`http://host:port`). It follows no redirect and uses no proxy.
     pub(crate) fn new(base: &str) -> Self {
-        let http = reqwest::Client::builder()
-            .redirect(Policy::none())
-            .no_proxy()
-            .timeout(ANSWER_MAX)
-            .build();
+        Self::built(base, reqwest::Client::builder())
+    }
+
+    /// As `new`, trusting the authority of these tests and no other.
+    pub(crate) fn secure(base: &str) -> Self {
+        let authority = std::fs::read(CA_FILE).expect("the authority of these tests");
+        let authority = reqwest::Certificate::from_pem(&authority).expect("a certificate");
+        Self::built(base, reqwest::Client::builder().tls_certs_only([authority]))
+    }
+
+    fn built(base: &str, builder: reqwest::ClientBuilder) -> Self {
+        let http = builder.redirect(Policy::none()).no_proxy().timeout(ANSWER_MAX).build();
         Self {
             base: base.to_owned(),
-            http: http.expect("a plain HTTP client builds"),
+            http: http.expect("an HTTP client builds"),
             tokens: Arc::default(),
         }
     }
@@ -104,17 +125,7 @@ impl Client {
 
     /// Sends a request whose answer may be lost, as when the process is killed.
     pub(crate) async fn try_send(&self, request: reqwest::RequestBuilder) -> Result<Response, reqwest::Error> {
-        let answer = request.send().await?;
-        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-        let bytes = answer.bytes().await?;
-        let text = String::from_utf8_lossy(&bytes).into_owned();
-        let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-        Ok(Response {
-            status,
-            headers,
-            text,
-            body,
-        })
+        Response::read(request.send().await?).await
     }
 
     /// Publishes one envelope as the service it names.

@@ -254,3 +254,8 @@ pub(crate) fn position_of(cursor: &str) -> Option<i64> {
         .parse()
         .ok()
 }
+
+/// The cursor of a position.
+pub(crate) fn cursor_of(epoch: i64, position: i64) -> String {
+    format!("c1.{epoch}.{}", URL_SAFE_NO_PAD.encode(position.to_string()))
+}

@@ -10,17 +10,21 @@
     reason = "tests read their own environment, stamp real times and build a plain HTTP client"
 )]
 
+pub(crate) mod balancer;
 #[path = "../../../carriers/tests/contract/support/broker.rs"]
 pub(crate) mod broker;
+pub(crate) mod browser;
 pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod contracts;
 pub(crate) mod database;
 pub(crate) mod dice;
 pub(crate) mod envelopes;
+pub(crate) mod follower;
 pub(crate) mod http1;
 pub(crate) mod ledger;
 pub(crate) mod network;
+pub(crate) mod nginx;
 pub(crate) mod pgbouncer;
 pub(crate) mod process;
 pub(crate) mod proxy;
@@ -28,6 +32,7 @@ pub(crate) mod receiver;
 pub(crate) mod service;
 #[path = "../../../carriers/tests/contract/support/sqs.rs"]
 pub(crate) mod sqs;
+pub(crate) mod sse;
 pub(crate) mod tls;
 pub(crate) mod wait;
 pub(crate) mod wire;

@@ -110,3 +110,10 @@ pub(crate) fn kill_family(child: &mut Child) {
     }
     child.wait().ok();
 }
+
+/// The memory that a process keeps resident, where the system tells (Linux).
+pub(crate) fn resident_kib(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().trim_end_matches(" kB").parse().ok()
+}

@@ -76,6 +76,11 @@ pub(crate) fn eventually<C: Condition>(
     }
 }
 
+/// The pause between two looks, for a task that tries until whoever waits for its result gives up.
+pub(crate) async fn pause() {
+    tokio::time::sleep(PAUSE).await;
+}
+
 /// Looks at `condition` for the whole of `span` and fails as soon as it does not hold: for what must not happen.
 #[track_caller]
 pub(crate) fn stays(what: &str, span: Duration, mut condition: impl AsyncFnMut() -> bool) -> impl Future<Output = ()> {

@@ -41,7 +41,11 @@ impl Reply {
 impl Wire {
     /// Connects.
     pub(crate) async fn to(service: &Service) -> Self {
-        let address = service.base().trim_start_matches("http://");
+        Self::to_address(service.base().trim_start_matches("http://")).await
+    }
+
+    /// Connects to `host:port`.
+    pub(crate) async fn to_address(address: &str) -> Self {
         let stream = TcpStream::connect(address).await.expect("a connection");
         stream.set_nodelay(true).expect("a TCP option");
         Self {
@@ -90,6 +94,19 @@ impl Wire {
     /// The next answer; none when the connection ends without one.
     pub(crate) async fn answer(&mut self, deadline: Duration) -> Option<Reply> {
         within("an answer", deadline, reply(&mut self.stream, &mut self.seen)).await
+    }
+
+    /// What came since the last look, waiting for at least one byte; nothing more once the connection has ended.
+    pub(crate) async fn read_some(&mut self) -> Vec<u8> {
+        self.seen.reserve(64 * 1024);
+        // The end shows in what never came.
+        self.stream.read_buf(&mut self.seen).await.ok();
+        std::mem::take(&mut self.seen)
+    }
+
+    /// Makes the end of the connection a reset.
+    pub(crate) fn reset(&self) {
+        self.stream.set_zero_linger().expect("a TCP option");
     }
 
     /// Waits until the service closes the connection, which must be without another byte.
