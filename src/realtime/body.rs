@@ -72,6 +72,7 @@ impl Frames {
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        self.session.takes();
         if let Some(opening) = self.opening.take() {
             return Poll::Ready(Some(opening));
         }

@@ -24,6 +24,9 @@ const WITHDRAWAL: &str = "network.user.token_valid_after";
 const WITHDRAWER: &str = "network";
 /// Reads of history at a time, so that a crowd that comes back leaves connections to everybody else.
 const READERS: usize = 4;
+/// Heartbeats in a row that a connection may not take, and the least time that it has.
+const HEARTBEATS_MISSED: u32 = 4;
+const PATIENCE_MIN: Duration = Duration::from_secs(5);
 /// Streams that are woken at a time. An event that many follow becomes their turns, and one that few follow comes in between.
 const TURN: usize = 32;
 
@@ -269,15 +272,19 @@ impl Hub {
         all.iter().map(|session| session.hangup.clone()).collect()
     }
 
-    /// Cuts, at each interval, the connections of readers that have not taken the end of their stream for as long. They
-    /// would keep their places for ever.
+    /// Cuts, at each interval, the connections of readers that have not taken the end of their stream for as long, and of
+    /// those that take not even heartbeats. They would keep their places for ever.
     pub(super) async fn hang_up(&self, interval: Duration) {
+        let patience = (self.settings.heartbeat * HEARTBEATS_MISSED).max(PATIENCE_MIN);
         let mut ticks = tokio::time::interval(interval);
         let mut ended: HashSet<u64> = HashSet::new();
         loop {
             ticks.tick().await;
             let before = std::mem::take(&mut ended);
             for session in self.sessions.lock().values() {
+                if session.untaken() > patience {
+                    session.end(End::Slow);
+                }
                 if session.ended().is_none() {
                     continue;
                 }

@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::topic::TopicPattern;
@@ -57,6 +59,8 @@ pub(super) struct Session {
     /// When what it was opened with was issued, in milliseconds since 1970; of people only.
     pub(super) issued_at_ms: i64,
     queue: Mutex<Queue>,
+    /// When its connection last took something, or was ready to.
+    taken_at: Mutex<Instant>,
     /// Cuts the connection, where a clean end would wait for a reader that does not read.
     pub(super) hangup: CancellationToken,
 }
@@ -88,8 +92,19 @@ impl Session {
             topics,
             issued_at_ms,
             queue: Mutex::default(),
+            taken_at: Mutex::new(Instant::now()),
             hangup,
         }
+    }
+
+    /// Notes that the connection takes what there is.
+    pub(super) fn takes(&self) {
+        *self.taken_at.lock() = Instant::now();
+    }
+
+    /// For how long the connection has taken nothing.
+    pub(super) fn untaken(&self) -> Duration {
+        self.taken_at.lock().elapsed()
     }
 
     /// Everything up to `position` has been sent or was left out.
