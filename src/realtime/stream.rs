@@ -21,8 +21,9 @@ use super::hub::{Hub, Slot};
 use super::session::{End, Session};
 use crate::telemetry;
 
-/// How long a reader may take nothing of what waits for it.
-const TAKES_NOTHING_MAX: Duration = Duration::from_secs(60);
+/// Heartbeats in a row that a reader may leave where they are, and the least time that it has.
+const HEARTBEATS_LEFT: u32 = 4;
+const PATIENCE_MIN: Duration = Duration::from_secs(5);
 /// How long the last bytes may take.
 const LAST_BYTES_MAX: Duration = Duration::from_millis(500);
 /// A peer that acknowledges nothing for two heartbeats is gone; not sooner than this.
@@ -97,7 +98,7 @@ impl Stream {
         while let Some(bytes) = next.take() {
             let written = tokio::select! {
                 biased;
-                written = timeout(TAKES_NOTHING_MAX, socket.write_all(&bytes)) => written,
+                written = timeout(self.patience(), socket.write_all(&bytes)) => written,
                 () = self.session.over_for(LAST_BYTES_MAX) => return false,
             };
             match written {
@@ -137,7 +138,7 @@ impl Stream {
 
     /// Does what cannot be done in passing, until the stream is over.
     async fn attend(&mut self, socket: &TcpStream) -> Over {
-        let heartbeat = self.hub.settings.heartbeat;
+        let (heartbeat, patience) = (self.hub.settings.heartbeat, self.patience());
         // Whoever opened at the same time does not beat at the same time.
         let mut beat_at = Instant::now() + heartbeat.mul_f64(rand::random_range(0.1..1.0));
         let far = beat_at + Duration::from_secs(365 * 86_400);
@@ -150,7 +151,7 @@ impl Stream {
                 Some((since, before)) if before == written => (since, before),
                 _ => (Instant::now(), written),
             });
-            let gives_up_at = blocked_since.map_or(far, |(since, _)| since + TAKES_NOTHING_MAX);
+            let gives_up_at = blocked_since.map_or(far, |(since, _)| since + patience);
             let next = beat_at.min(self.ends_at.unwrap_or(far)).min(gives_up_at);
             if timer.deadline() != next {
                 timer.as_mut().reset(next);
@@ -185,6 +186,11 @@ impl Stream {
                 Err(_broken) => return Over::Left,
             }
         }
+    }
+
+    /// How long a reader may take nothing of what waits for it.
+    fn patience(&self) -> Duration {
+        (self.hub.settings.heartbeat * HEARTBEATS_LEFT).max(PATIENCE_MIN)
     }
 
     /// Writes the last chunk, behind a frame that was written in part.

@@ -181,6 +181,31 @@ async fn a_reader_that_stops_in_its_replay_is_waited_for_and_has_everything() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_stops_in_its_replay_for_good_is_closed() {
+    let (service, _network, _database) = process(&[
+        ("REALTIME_REPLAY_MAX", "10000"),
+        ("REALTIME_HEARTBEAT_MS", "200"),
+        ("EVENTS_WORKER", "off"),
+    ])
+    .await;
+    for _ in 0..10 {
+        let some: Vec<_> = (0..30).map(|_| public(48 * 1024)).collect();
+        service.client().publish_as("live", &batch(&some)).await.expect(201);
+    }
+    let resumed = format!("{TOPICS}&last_event_id={}", cursor_of(0, 0));
+    let mut idle = Sse::of(service.client(), TOPICS, None).await;
+    let _stopped = stalled(&service, &resumed).await;
+    open_streams(&service, 2.0, SOON).await;
+    open_streams(&service, 1.0, SOON).await;
+    let slow = metric(service.client(), "events_realtime_streams_ended_total{reason=\"slow\"}").await;
+    assert!((slow - 1.0).abs() < 0.5, "{slow}");
+    // One that has nothing to read takes heartbeats.
+    let event = public(10);
+    service.client().publish(&event).await.expect(201);
+    assert_eq!(idle.event_id().await, event.id());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_vanishes_or_crowds_in_gives_the_place_back() {
     let (service, _network, _database) = process(&[("REALTIME_MAX_CONNECTIONS", "5")]).await;
     let asked = || Sse::open(ask(service.client(), TOPICS, None));
