@@ -17,10 +17,10 @@ use super::support::wait::{SOON, eventually, within};
 const TOUR_MAX: Duration = Duration::from_secs(120);
 
 /// A directory of its own, open to the account that runs the database; removed at the end.
-struct Data(PathBuf);
+pub(super) struct Data(PathBuf);
 
 impl Data {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let path = std::env::temp_dir().join(format!("ov-dev-{}", Ulid::generate()));
         fs::create_dir(&path).expect("a directory");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("open to all");
@@ -28,7 +28,7 @@ impl Data {
     }
 
     /// `dev` on any free ports, without the colours and the settings of whoever runs the tests.
-    fn dev(&self, args: &[&str]) -> Command {
+    pub(super) fn dev(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_openvibe-events"));
         command
             .arg("dev")

@@ -65,6 +65,14 @@ pub(super) fn post_created(post: &str) -> Draft {
     draft("community", "community.post.created", ("post", post), &payload)
 }
 
+/// Somebody was named in a post, which concerns nobody else.
+pub(super) fn mention_made(person: &str) -> Draft {
+    let payload = json!({ "post": "post-1" });
+    let mut draft = draft("community", "community.mention.created", ("user", person), &payload);
+    draft.envelope["visibility"] = "subject".into();
+    draft
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +88,7 @@ mod tests {
             stream_started("3"),
             invoice_paid("4"),
             post_created("5"),
+            mention_made("usr_01K7DDE5FG6HJ7KM8NP9QR0STV"),
         ];
         for event in all {
             let event_type = event.envelope["event_type"].as_str().expect("a type");

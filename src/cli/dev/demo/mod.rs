@@ -4,6 +4,7 @@
 mod events;
 mod guide;
 mod steps;
+mod stream;
 
 use std::time::Duration;
 
@@ -84,5 +85,6 @@ pub(super) async fn play(stage: Stage<'_>, service: &mut Service) -> Result<(), 
     steps::dead_and_replayed(&mut guide).await?;
     steps::killed(&mut guide).await?;
     steps::pulled(&mut guide).await?;
+    stream::streamed(&mut guide).await?;
     steps::summary(&mut guide, started).await
 }
