@@ -7,9 +7,9 @@ use axum::http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
     ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_MAX_AGE, ORIGIN, VARY,
 };
-use axum::http::{HeaderValue, Method, StatusCode};
+use axum::http::{HeaderValue, Method};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
 use crate::domain::endpoint::HostRules;
 
@@ -33,10 +33,7 @@ pub(super) async fn shared(State(origins): State<Arc<Origins>>, request: Request
     let origin = request.headers().get(ORIGIN).cloned();
     let allowed = origin.filter(|origin| origin.to_str().is_ok_and(|origin| origins.allow(origin)));
     let is_preflight = request.method() == Method::OPTIONS;
-    let mut response = match is_preflight {
-        true => StatusCode::NO_CONTENT.into_response(),
-        false => next.run(request).await,
-    };
+    let mut response = next.run(request).await;
     let headers = response.headers_mut();
     headers.insert(VARY, HeaderValue::from_static("Origin"));
     let Some(origin) = allowed else { return response };

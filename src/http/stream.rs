@@ -6,7 +6,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, COOKIE};
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::get;
@@ -60,7 +60,9 @@ pub struct Streams {
 /// The route, open to the pages of `origins`.
 pub fn routes(streams: Arc<Streams>, origins: Origins) -> Router {
     // A request for the head alone would use up a ticket for nothing.
-    let route = get(open).head(fallback::not_found);
+    let route = get(open)
+        .head(fallback::not_found)
+        .options(async || StatusCode::NO_CONTENT);
     Router::new()
         .route(PATH, route)
         .with_state(streams)

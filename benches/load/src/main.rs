@@ -18,11 +18,13 @@ mod requests;
 mod runs;
 mod service;
 mod sheet;
+mod sse;
 mod table;
 mod watch;
 mod wire;
 
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -70,6 +72,10 @@ enum Mode {
     Pull(PullArgs),
     /// The same as e2e through a relay that stores nothing: the least there can be
     Floor(FloorArgs),
+    /// Follow topics on many live streams, and measure how events fan out
+    Sse(SseArgs),
+    /// Write the frames of live streams and do nothing else: what sse compares a service with
+    SseWriter(SseWriterArgs),
     /// Make the table of figures from the results that scripts/bench.sh collected
     Table(TableArgs),
 }
@@ -256,6 +262,39 @@ struct FloorArgs {
 }
 
 #[derive(Debug, Args)]
+struct SseArgs {
+    #[command(flatten)]
+    target: Target,
+    /// The target is `load sse-writer`, not a service
+    #[arg(long)]
+    writer: bool,
+    /// Streams; each follows the wide topic and, with nine others, a narrow one. Raise the limit of open files before
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(10..=60_000))]
+    connections: u32,
+    /// Events a second on the topic that all follow
+    #[arg(long, value_name = "R", default_value_t = 4.0)]
+    wide: f64,
+    /// Events a second on topics that ten follow each
+    #[arg(long, value_name = "R", default_value_t = 100.0)]
+    narrow: f64,
+    /// How long to publish
+    #[arg(long, value_name = "S", default_value_t = 15.0)]
+    seconds: f64,
+    /// Bytes of each payload
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    payload_bytes: usize,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+struct SseWriterArgs {
+    /// Where to listen
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:4309")]
+    listen: SocketAddr,
+}
+
+#[derive(Debug, Args)]
 struct TableArgs {
     /// Lines of {"measure", "round", "sheet"}
     #[arg(long, value_name = "FILE")]
@@ -278,9 +317,19 @@ fn main() -> ExitCode {
         Mode::Fair(args) => run(args.e2e.common, fair(args)),
         Mode::Drain(args) => run(args.common, drain(args)),
         Mode::Pull(args) => run(args.common, pull(args)),
+        Mode::Sse(args) => run(args.common, sse(args)),
+        Mode::SseWriter(args) => return write_streams(args.listen),
         Mode::Floor(args) => run(args.common, floor(args)),
     };
     shown.unwrap_or_else(|fault| failed(&fault))
+}
+
+fn write_streams(listen: SocketAddr) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime.and_then(|runtime| runtime.block_on(sse::serve(listen))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(source) => failed(&Fault::Other(format!("{listen}: {source}"))),
+    }
 }
 
 fn failed(fault: &Fault) -> ExitCode {
@@ -390,6 +439,19 @@ async fn drain(args: DrainArgs) -> Result<Sheet, Fault> {
 async fn pull(args: PullArgs) -> Result<Sheet, Fault> {
     let service = args.target.service()?;
     runs::pull(&service, args.limit, &args.target.watch).await
+}
+
+async fn sse(args: SseArgs) -> Result<Sheet, Fault> {
+    let service = args.target.service()?;
+    let fan = sse::Fan {
+        connections: args.connections as usize,
+        wide: args.wide,
+        narrow: args.narrow,
+        length: seconds(args.seconds),
+        payload_bytes: args.payload_bytes,
+        writer: args.writer,
+    };
+    sse::run(&service, &fan, &args.target.watch).await
 }
 
 async fn floor(args: FloorArgs) -> Result<Sheet, Fault> {

@@ -100,8 +100,16 @@ impl Template {
     }
 }
 
+/// A new id of the event of that number, `evt_` included.
+pub(crate) fn event_id(number: u64) -> String {
+    let unix_ms = u64::try_from(unix_now().as_millis()).unwrap_or_default();
+    let mut ulid = [0; ULID_BYTES];
+    write_ulid(&mut ulid, unix_ms, rand::random(), number);
+    format!("evt_{}", String::from_utf8_lossy(&ulid))
+}
+
 /// A JSON object of exactly so many bytes (14 at least), of text that does not compress to nothing.
-fn payload(bytes: usize) -> String {
+pub(crate) fn payload(bytes: usize) -> String {
     const FRAME: &str = r#"{"filler":""}"#;
     let filler: String = rand::rng()
         .sample_iter(rand::distr::Alphanumeric)

@@ -23,6 +23,11 @@ impl Watched {
             pid,
         }
     }
+
+    /// Its resident memory in MiB.
+    pub(crate) fn rss_mb(&self) -> Option<f64> {
+        rss_mb(self.pid)
+    }
 }
 
 impl FromStr for Watched {
