@@ -74,7 +74,9 @@ impl Dev {
     }
 
     async fn ticket(&self, session: &str) -> Value {
-        let request = self.issuer.request(Method::POST, "/api/v1/realtime/ticket", Some(session));
+        let request = self
+            .issuer
+            .request(Method::POST, "/api/v1/realtime/ticket", Some(session));
         self.issuer.send(request).await.expect(200)
     }
 }
@@ -114,7 +116,10 @@ async fn a_developer_follows_a_stream_as_a_person_with_nothing_set_up() {
     assert_eq!(ticket["stream_url"], format!("{}/realtime/stream", dev.base));
     let http = reqwest::Client::builder().no_proxy().build().expect("a client");
     let open = async |query: String| {
-        let url = format!("{}?topics=media.*&{query}", ticket["stream_url"].as_str().expect("a URL"));
+        let url = format!(
+            "{}?topics=media.*&{query}",
+            ticket["stream_url"].as_str().expect("a URL")
+        );
         http.get(url).send().await.expect("an answer")
     };
     let with_ticket = format!("ticket={}", ticket["ticket"].as_str().expect("a ticket"));
@@ -128,14 +133,15 @@ async fn a_developer_follows_a_stream_as_a_person_with_nothing_set_up() {
 
     let form = "grant_type=client_credentials&client_id=media";
     let token = dev.asked("/oauth/token", form).await;
-    let mut event = envelope("media").0;
-    event["subject"] = json!({ "type": "user", "id": person });
-    event["visibility"] = json!("subject");
+    let event = envelope("media").subject("user", &person).visibility("subject");
     let token = token["access_token"].as_str();
-    dev.service.post("/api/v1/events", token, &event).await.expect(201);
+    dev.service
+        .post("/api/v1/events", token, event.json())
+        .await
+        .expect(201);
     let message = first(&mut stream, None).await;
     assert_valid("events.stream-event@1", &message);
-    assert_eq!(message["event"]["event_id"], event["event_id"]);
+    assert_eq!(message["event"]["event_id"], event.id());
 
     let next = dev.ticket(&session).await;
     let next = next["ticket"].as_str().expect("a ticket").to_owned();
@@ -151,13 +157,22 @@ async fn a_developer_follows_a_stream_as_a_person_with_nothing_set_up() {
 async fn the_pages_of_dev_load_nothing_from_elsewhere_and_the_service_answers_beside_them() {
     let dev = Dev::start().await;
     let issuer = dev.issuer.get("/", None).await.text;
-    let issuer = issuer.split_once("POST ").and_then(|(_, rest)| rest.split_once("/oauth"));
+    let issuer = issuer
+        .split_once("POST ")
+        .and_then(|(_, rest)| rest.split_once("/oauth"));
     let issuer = issuer.expect("its address").0;
     for (path, content_type) in PAGES {
         let answer = dev.service.get(path, None).await;
-        assert_eq!((answer.status, answer.header("content-type")), (200, content_type), "{path}");
+        assert_eq!(
+            (answer.status, answer.header("content-type")),
+            (200, content_type),
+            "{path}"
+        );
         assert!(policy(&answer).starts_with("default-src 'self'; "), "{path}");
-        assert!(policy(&answer).contains(&format!("connect-src 'self' {issuer};")), "{path}");
+        assert!(
+            policy(&answer).contains(&format!("connect-src 'self' {issuer};")),
+            "{path}"
+        );
         assert_eq!(answer.header("x-content-type-options"), "nosniff");
         assert!(answer.header("x-openvibe-request-id").starts_with("req_"));
     }
@@ -173,7 +188,10 @@ async fn the_pages_of_dev_load_nothing_from_elsewhere_and_the_service_answers_be
     refused(&written, 404, "events.not_found");
     refused(&dev.service.get("/api/v1/events", None).await, 401, "token.missing");
     let metrics = dev.service.get("/metrics", None).await.text;
-    assert!(metrics.contains("route=\"/api/v1/events\""), "routes keep their names behind the pages");
+    assert!(
+        metrics.contains("route=\"/api/v1/events\""),
+        "routes keep their names behind the pages"
+    );
     dev.stop().await;
 }
 
@@ -185,7 +203,10 @@ async fn a_service_that_dev_did_not_start_has_no_pages_for_developers() {
     }
     for name in ["EVENTS_ENV", "NODE_ENV"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_openvibe-events"));
-        command.arg("dev-service").env_remove("NODE_ENV").env(name, "production");
+        command
+            .arg("dev-service")
+            .env_remove("NODE_ENV")
+            .env(name, "production");
         let output = command.stdin(Stdio::null()).output().await.expect("it runs");
         assert_eq!(output.status.code(), Some(1));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -32,7 +32,10 @@ pub(super) fn routes(config: &Config) -> Router {
     Router::new()
         .route("/", served("text/html; charset=utf-8", filled(HOME)))
         .route("/dev/live", served("text/html; charset=utf-8", filled(LIVE)))
-        .route("/dev/live.js", served("text/javascript; charset=utf-8", SCRIPT.to_owned()))
+        .route(
+            "/dev/live.js",
+            served("text/javascript; charset=utf-8", SCRIPT.to_owned()),
+        )
         .route("/dev/style.css", served("text/css; charset=utf-8", STYLE.to_owned()))
 }
 
@@ -48,7 +51,16 @@ mod tests {
     fn nothing_is_loaded_from_elsewhere_and_nothing_stands_in_the_page_that_its_policy_forbids() {
         for page in [HOME, LIVE] {
             assert!(page.contains("Development only"));
-            for forbidden in ["src=\"http", "src=\"//", "url(", "style=", "<style", "onclick", "<script>", "@import"] {
+            for forbidden in [
+                "src=\"http",
+                "src=\"//",
+                "url(",
+                "style=",
+                "<style",
+                "onclick",
+                "<script>",
+                "@import",
+            ] {
                 assert!(!page.contains(forbidden), "{forbidden}");
             }
         }

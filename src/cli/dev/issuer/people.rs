@@ -129,9 +129,7 @@ impl Signer {
 
     /// A ticket for whoever's session the request carries.
     async fn ticket(&self, headers: &HeaderMap) -> Result<Result<Value, NoTicket>, IssuerError> {
-        let session = bearer(headers)
-            .map(str::to_owned)
-            .or_else(|| session_cookie(headers));
+        let session = bearer(headers).map(str::to_owned).or_else(|| session_cookie(headers));
         let Some(session) = session else {
             return Ok(Err(NoTicket::NoSession));
         };
@@ -173,7 +171,9 @@ impl Signer {
 /// Why a session that holds names no person.
 fn without_person(session: &str) -> NoTicket {
     let parsed = Jws::parse(session).ok();
-    let subject = parsed.as_ref().and_then(|session| session.claims().get("subject_id")?.as_str());
+    let subject = parsed
+        .as_ref()
+        .and_then(|session| session.claims().get("subject_id")?.as_str());
     match subject.is_some_and(|subject| is_prefixed_id("gst", subject)) {
         true => NoTicket::Guest,
         false => NoTicket::NoSubject,

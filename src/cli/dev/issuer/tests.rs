@@ -198,7 +198,12 @@ async fn every_bad_request_is_refused_by_its_name() {
 }
 
 async fn session(issuer: &Issuer, form: &str) -> Answer {
-    send(client().post(format!("{}/person/token", issuer.url())).body(form.to_owned())).await
+    send(
+        client()
+            .post(format!("{}/person/token", issuer.url()))
+            .body(form.to_owned()),
+    )
+    .await
 }
 
 fn token_of(answer: &Answer) -> &str {
@@ -225,7 +230,11 @@ async fn anybody_gets_a_session_that_the_service_accepts() {
     let named = session(&issuer, &format!("subject={PERSON}&lifetime_s=60")).await;
     assert_eq!((named.status, named.cache.as_str()), (200, "no-store"));
     assert_eq!(
-        (&named.body["subject"], &named.body["expires_in"], &named.body["token_type"]),
+        (
+            &named.body["subject"],
+            &named.body["expires_in"],
+            &named.body["token_type"]
+        ),
         (&json!(PERSON), &json!(60), &json!("Bearer"))
     );
     let person = sessions.person(token_of(&named), unix_s()).await;
@@ -238,7 +247,13 @@ async fn anybody_gets_a_session_that_the_service_accepts() {
     let person = sessions.person(token_of(&one), unix_s() + 43_000).await;
     let subject = person.expect("a key").expect("for a day's work").subject;
     assert_eq!(one.body["subject"], json!(subject.expect("a person")));
-    for bad in ["subject=57", "subject=svc:live", "subject=usr_x", "lifetime_s=0", "lifetime_s=x"] {
+    for bad in [
+        "subject=57",
+        "subject=svc:live",
+        "subject=usr_x",
+        "lifetime_s=0",
+        "lifetime_s=x",
+    ] {
         let refused = session(&issuer, bad).await;
         assert_eq!(
             (refused.status, &refused.body["error"]),
@@ -269,7 +284,12 @@ async fn a_session_gets_a_new_ticket_each_time_by_bearer_or_by_cookie() {
         assert_eq!((answer.status, answer.cache.as_str()), (200, "no-store"));
         let body = &answer.body;
         assert_eq!(
-            (&body["subject"], &body["expires_in"], &body["stream_url"], &body["topics"]),
+            (
+                &body["subject"],
+                &body["expires_in"],
+                &body["stream_url"],
+                &body["topics"]
+            ),
             (
                 &json!(PERSON),
                 &json!(120),
@@ -297,7 +317,10 @@ async fn whoever_has_no_session_of_a_person_is_told_why_there_is_no_ticket() {
     let guest = session(&issuer, "subject=gst_01K7DDE5FG6HJ7KM8NP9QR0STV").await;
     let old = session(&issuer, "subject=none").await;
     assert!(
-        !Jws::parse(token_of(&old)).expect("a token").claims().contains_key("subject_id"),
+        !Jws::parse(token_of(&old))
+            .expect("a token")
+            .claims()
+            .contains_key("subject_id"),
         "as old sessions are"
     );
     let service = issuer.long_token("media");
@@ -345,7 +368,10 @@ async fn a_page_of_this_machine_may_ask_for_tickets_and_a_foreign_one_may_not() 
     assert_eq!(ours.status().as_u16(), 204);
     assert_eq!(text(&ours, "access-control-allow-origin"), "http://127.0.0.1:4300");
     assert_eq!(text(&ours, "access-control-allow-credentials"), "true");
-    assert_eq!(text(&ours, "access-control-allow-headers"), "Authorization, Content-Type");
+    assert_eq!(
+        text(&ours, "access-control-allow-headers"),
+        "Authorization, Content-Type"
+    );
     assert!(text(&ours, "access-control-allow-methods").contains("POST"));
     let refused = ticket_request(&issuer).header("origin", "http://localhost:5173").send();
     let refused = refused.await.expect("an answer");
