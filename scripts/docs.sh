@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the code of the documentation that no Rust test can: the verifiers in Python and JavaScript, on the deliveries that docs/delivery.md gives, and the
-# client of docs/realtime.md.
+# client of docs/realtime.md. And the script of the live view that `openvibe-events dev` has.
 #
 #   scripts/docs.sh
 #
@@ -113,7 +113,7 @@ JS
 cd "$work"
 judged=$(python3 run.py)
 say "$judged"
-for script in run.mjs live.mjs; do
+for script in run.mjs live.mjs "$root/tests/live_view.mjs"; do
   judged=$(node "$script")
   say "$judged"
 done

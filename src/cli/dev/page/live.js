@@ -136,8 +136,6 @@ function newId() {
 async function send() {
   const type = publish.type.value.trim();
   const service = type.split(".")[0];
-  const grant = new URLSearchParams({ grant_type: "client_credentials", client_id: service });
-  const { access_token: token } = await asked(`${issuer}/oauth/token`, { body: grant });
   const isTheirs = publish.visibility.value === "subject";
   const event = {
     event_id: newId(),
@@ -150,6 +148,8 @@ async function send() {
     visibility: publish.visibility.value,
     payload: { text: "published by the live view" },
   };
+  const grant = new URLSearchParams({ grant_type: "client_credentials", client_id: service });
+  const { access_token: token } = await asked(`${issuer}/oauth/token`, { body: grant });
   const headers = { authorization: `Bearer ${token}`, "content-type": "application/json" };
   const receipt = await asked("/api/v1/events", { headers, body: JSON.stringify(event) });
   return `stored at ${receipt.cursor}`;
