@@ -84,32 +84,34 @@ BEGIN
     IF array_ndims(array_remove(in_ordering_key, NULL)) > 0 THEN
         FOR round IN 1..rounds_max LOOP
             BEGIN
-                SELECT array_agg(l.subscription_id), array_agg(l.seq) INTO locked_id, locked_position
-                FROM (
+                -- Materialized, or a table without statistics is joined by the subscription alone: all that waits for it,
+                -- once for each key.
+                WITH last AS MATERIALIZED (
+                    SELECT k.subscription_id, tail.seq
+                    FROM unnest(in_subscription_id, in_ordering_key, in_first_of_key)
+                        AS k(subscription_id, ordering_key, first_of_key)
+                    LEFT JOIN LATERAL (
+                        SELECT least(r.open_from, r.seq) AS seq FROM deliveries r
+                        WHERE r.subscription_id = k.subscription_id AND r.ordering_key = k.ordering_key
+                          AND r.head AND r.status IN ('delivered', 'dead')
+                        ORDER BY r.seq DESC LIMIT 1
+                    ) rest ON true
+                    CROSS JOIN LATERAL (
+                        SELECT t.seq FROM deliveries t
+                        WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key
+                          AND t.seq >= coalesce(rest.seq, 0) AND t.status IN ('pending', 'failed')
+                        ORDER BY t.seq DESC LIMIT 1
+                    ) tail
+                    WHERE k.ordering_key IS NOT NULL AND k.first_of_key
+                ), locked AS (
                     SELECT d.subscription_id, d.seq
                     FROM deliveries d
-                    JOIN (
-                        SELECT k.subscription_id, tail.seq
-                        FROM unnest(in_subscription_id, in_ordering_key, in_first_of_key)
-                            AS k(subscription_id, ordering_key, first_of_key)
-                        LEFT JOIN LATERAL (
-                            SELECT least(r.open_from, r.seq) AS seq FROM deliveries r
-                            WHERE r.subscription_id = k.subscription_id AND r.ordering_key = k.ordering_key
-                              AND r.head AND r.status IN ('delivered', 'dead')
-                            ORDER BY r.seq DESC LIMIT 1
-                        ) rest ON true
-                        CROSS JOIN LATERAL (
-                            SELECT t.seq FROM deliveries t
-                            WHERE t.subscription_id = k.subscription_id AND t.ordering_key = k.ordering_key
-                              AND t.seq >= coalesce(rest.seq, 0) AND t.status IN ('pending', 'failed')
-                            ORDER BY t.seq DESC LIMIT 1
-                        ) tail
-                        WHERE k.ordering_key IS NOT NULL AND k.first_of_key
-                    ) last ON last.subscription_id = d.subscription_id AND last.seq = d.seq
+                    JOIN last ON last.subscription_id = d.subscription_id AND last.seq = d.seq
                     WHERE d.status IN ('pending', 'failed')
                     ORDER BY d.seq, d.subscription_id
                     FOR UPDATE OF d
-                ) l;
+                )
+                SELECT array_agg(l.subscription_id), array_agg(l.seq) INTO locked_id, locked_position FROM locked l;
                 -- One that was waited for may have ended, and an earlier row, replayed while it ran, be the last one now.
                 -- To lock that now would break the order: everything is let go and taken anew. A key without any begins
                 -- with the first of its new rows.
@@ -273,7 +275,9 @@ CREATE FUNCTION claim_deliveries(
     due_at bigint,
     event_id text, event_type text, event_version bigint, source text, actor text, on_behalf_of text, subject_type text,
     subject_id text, subject_revision bigint, trace_id text, event_priority text, visibility text, occurred_at text,
-    received_at bigint, payload text, hops integer
+    received_at bigint, payload text, hops integer,
+    -- How the delivery was placed.
+    carrier text, carrier_class text
 )
 LANGUAGE plpgsql
 -- While the tables are small, a sort of everything would look as cheap as the index that has the order.
@@ -342,18 +346,20 @@ BEGIN
         FROM picked p
         WHERE d.subscription_id = p.subscription_id AND d.seq = p.seq
         RETURNING d.subscription_id, d.seq, d.attempt + 1 AS attempt, d.at_most_once, d.skipped, d.claim_id, d.priority,
-                  p.next_attempt_at AS due_at
+                  p.next_attempt_at AS due_at, d.carrier, d.placement_id
     )
     SELECT store_version, now_ms(), cardinality(locked_ids) < enabled,
            l.id, l.free, l.claims_from, l.consumer, l.endpoint, l.secret, l.previous_secret, l.retry_policy,
            c.seq, c.attempt, c.at_most_once, c.skipped, c.claim_id, c.priority, c.due_at,
            e.id, e.event_type, e.version, e.source, e.actor, e.on_behalf_of, e.subject_type, e.subject_id,
-           e.subject_revision, e.trace_id, e.priority, e.visibility, e.occurred_at, e.received_at, e.payload, e.hops
+           e.subject_revision, e.trace_id, e.priority, e.visibility, e.occurred_at, e.received_at, e.payload, e.hops,
+           c.carrier, o.carrier_class
     FROM (SELECT) one
     LEFT JOIN locked l ON true
     LEFT JOIN claimed c ON c.subscription_id = l.id
     -- In the claiming statement: a redaction that was answered before it shows here.
     LEFT JOIN events e ON e.seq = c.seq
+    LEFT JOIN delivery_placements o ON o.id = c.placement_id
     ORDER BY c.priority, c.due_at, c.seq;
 
     -- A claim that may leave once only could be made, and sent, a second time after a crash of the database that undid it.
@@ -565,7 +571,9 @@ CREATE FUNCTION settle_and_claim(
     due_at bigint,
     event_id text, event_type text, event_version bigint, source text, actor text, on_behalf_of text, subject_type text,
     subject_id text, subject_revision bigint, trace_id text, event_priority text, visibility text, occurred_at text,
-    received_at bigint, payload text, hops integer
+    received_at bigint, payload text, hops integer,
+    -- How the delivery was placed.
+    carrier text, carrier_class text
 )
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET jit = off

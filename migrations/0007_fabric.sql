@@ -12,7 +12,10 @@ CREATE TABLE delivery_placements (
     carrier text COLLATE "C" NOT NULL,
     -- `platform.placement-result@1`.
     result jsonb NOT NULL,
-    decided_at bigint NOT NULL
+    decided_at bigint NOT NULL,
+    -- When a process last said that it places deliveries by it, which it does at least once an hour for as long as that
+    -- is true. Null for never.
+    used_at bigint
 );
 CREATE INDEX delivery_placements_latest
     ON delivery_placements (carrier_class, policy_pattern, policy_revision, ordering_key, decided_at DESC);

@@ -3,11 +3,13 @@
 #
 #   scripts/bench.sh                         everything, three rounds: about ten minutes on two cores
 #   scripts/bench.sh --full                  ten rounds of longer measurements, 1,000,000 publishes: about an hour
+#   scripts/bench.sh --only wake --rounds 1  the fabric's, which run where they are named, or with --full: they start brokers
 #   scripts/bench.sh --only publish,deliver  a quick look at some; the table goes to standard output, docs/ stays
 #   scripts/bench.sh --hold                  measure nothing: start the server and a service, print how to run the load
 #                                            tool by hand against them, and stop them at Ctrl-C
 #
-#   --only LIST     of publish, publish-1, publish-100, deliver, e2e, fair, drain, pull, claim, memory
+#   --only LIST     of publish, publish-1, publish-100, deliver, e2e, fair, drain, pull, claim, memory, and of the fabric
+#                   carriers, trouble-boot, trouble-load, wake
 #   --rounds N      rounds, in each of which a reference and the figure measured against it run right after one another
 #   --publishes N   publishes before the memory of the service is read
 #   --out DIR       where the two files go; default docs
@@ -16,15 +18,19 @@
 # It builds the service and the load tool (CARGO_TARGET_DIR is respected), runs a PostgreSQL of its own with fsync and
 # synchronous_commit on, and stops all that it started. Nothing else should run on the machine meanwhile.
 #
-# Reads OV_PG_BIN as scripts/services.sh does; pgbench and psql are taken from there or from PATH.
+# Reads OV_PG_BIN, OV_NATS_SERVER and OV_VALKEY_SERVER as scripts/services.sh does; pgbench and psql are taken from there or from PATH.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"
 . scripts/lib/common.sh
 . scripts/lib/postgres.sh
+. scripts/lib/packages.sh
+. scripts/lib/brokers.sh
+. scripts/lib/bench-fabric.sh
 
 rounds=3 full='' only='' publishes='' out=docs hold='' built=''
-known='publish publish-1 publish-100 deliver e2e fair drain pull claim memory'
+known='publish publish-1 publish-100 deliver e2e fair drain pull claim memory carriers trouble-boot trouble-load wake'
+of_the_fabric='carriers trouble-boot trouble-load wake'
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit ;;
@@ -57,7 +63,17 @@ fi
 # The same for the references and the service; durability is as PostgreSQL ships it.
 settings=("shared_buffers = '1GB'" "max_wal_size = '8GB'" "checkpoint_timeout = '30min'")
 
-wanted() { [ -z "$only" ] || case " $only " in *" $1 "*) ;; *) return 1 ;; esac; }
+wanted() {
+  case " $only " in
+    "  ") [ -n "$full" ] || case " $of_the_fabric " in *" $1 "*) return 1 ;; esac ;;
+    *" $1 "*) ;;
+    *) return 1 ;;
+  esac
+}
+with_brokers=''
+for word in $of_the_fabric; do
+  ! wanted "$word" || with_brokers=1
+done
 
 # program NAME: a client program of PostgreSQL, beside the server's or on PATH.
 program() {
@@ -92,6 +108,7 @@ clean_up() {
   local code=$?
   trap - EXIT INT TERM
   stop_service
+  brokers_down
   if [ -n "$pg_home" ]; then
     as_account "$account" "$pg_bin/pg_ctl" -D "$pg_home/data" -m immediate -w -t 30 stop >/dev/null 2>&1 || true
     rm -rf "$pg_home"
@@ -121,14 +138,18 @@ sql -c 'CREATE DATABASE reference' -c 'CREATE DATABASE events'
 sql -d reference -f benches/load/reference.sql
 
 service_port=$((10000 + RANDOM % 8000))
-while port_answers 127.0.0.1 "$service_port" || port_answers 127.0.0.1 $((service_port + 1)); do service_port=$((service_port + 2)); done
+while port_answers 127.0.0.1 "$service_port" || port_answers 127.0.0.1 $((service_port + 1)) || port_answers 127.0.0.1 $((service_port + 2)); do
+  service_port=$((service_port + 3))
+done
+line_port=$((service_port + 2))
 url="http://127.0.0.1:$service_port"
 # \n for line ends, as an environment variable may have them: a shell need not carry real ones.
 pem=$("$load" key --key "$work/key" | awk '{ printf "%s\\n", $0 }')
-# service_env PORT WORKER: what the service runs with, as words for `env -i`.
+# service_env PORT WORKER: what the service runs with, extra_env included, as words for `env -i`.
+extra_env=()
 service_env() {
   environment=(PATH="$PATH" PORT="$1" EVENTS_WORKER="$2" EVENTS_LIMITS=off EVENTS_LOG=warn OV_NETWORK_PUBLIC_KEY="$pem"
-    DATABASE_URL="postgresql://postgres@127.0.0.1:$pg_port/events")
+    DATABASE_URL="postgresql://postgres@127.0.0.1:$pg_port/events" ${extra_env[@]+"${extra_env[@]}"})
 }
 start_service() {
   local tries
@@ -248,6 +269,10 @@ round_of() {
     copy_rows "$round"
     measured_service pull "$round" pull
   fi
+  if [ -n "$with_brokers" ]; then
+    fabric_round "$round"
+    extra_env=()
+  fi
 }
 
 # The columns that a page is made of, of every row, as text.
@@ -279,6 +304,7 @@ note environment 0 "{$(
 )}"
 say "PostgreSQL $(sql -c 'SHOW server_version') with $(printf '%s; ' "${settings[@]}")fsync and synchronous_commit on"
 
+[ -z "$with_brokers" ] || brokers_up
 start_service
 if wanted memory; then
   sleep 2 # nothing to wait for: idle is what is measured

@@ -8,7 +8,7 @@
 # OV_TEST_PG_URL names a PostgreSQL of yours to use instead; `scripts/services.sh --help` tells the rest.
 #
 # OV_STORM_EVENTS and OV_STORM_SEEDS=1,2,3 make the test of crashes longer: events published, and one run for each seed.
-# OV_PLANS_ROWS makes the test of plans run with as many waiting deliveries.
+# OV_PLANS_ROWS makes the test of plans run with as many waiting deliveries, OV_KEYS that of ordering keys with as many.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root"

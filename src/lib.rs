@@ -5,6 +5,7 @@
 //! order and stops them in reverse.
 
 mod backoff;
+mod cards;
 pub mod cli;
 mod clock;
 pub mod config;
@@ -29,7 +30,7 @@ use std::sync::Arc;
 use axum::Router;
 use futures_util::FutureExt as _;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -74,6 +75,9 @@ pub enum AppError {
     /// The address of the issuer.
     #[error("OV_NETWORK_INTERNAL_URL is not a URL")]
     IssuerUrl(#[source] url::ParseError),
+    /// What operators signal the process with.
+    #[error("SIGHUP cannot be listened for")]
+    Signals(#[source] std::io::Error),
     /// The listening socket.
     #[error("cannot listen on {address}; HOST and PORT choose another address")]
     Bind {
@@ -110,6 +114,10 @@ pub struct App {
 impl App {
     /// Migrates, connects, starts every part and binds the address. Nothing is served before [`App::serve`].
     pub async fn start(config: &Config, database: &Database) -> Result<Self, AppError> {
+        // Before anything that takes time: until somebody listens, the signal ends the process.
+        let hangups = signal(SignalKind::hangup()).map_err(AppError::Signals)?;
+        // Before any part takes a meter from it.
+        let metrics = telemetry::Metrics::install();
         let addresses = Addresses::parse(database.url.expose(), database.direct_url.expose())?;
         store::migrate(&addresses).await?;
         let sealer = Sealer::new(config.delivery.secret_keys.iter().map(SecretKey::expose));
@@ -146,7 +154,7 @@ impl App {
         )
         .await?;
         fabric.run(&wake, &realtime.bell(), &tasks, &stop_background);
-        tasks.spawn(reload_on_hangup(Arc::clone(&fabric), stop_background.clone()));
+        tasks.spawn(reload_on_hangup(hangups, Arc::clone(&fabric), stop_background.clone()));
         let ring: Ring = {
             let (wake, fabric) = (wake.clone(), Arc::clone(&fabric));
             Arc::new(move |subscriptions| {
@@ -182,7 +190,6 @@ impl App {
             &indexes,
         );
         let release = manifest::release(config, clock::now());
-        let metrics = telemetry::Metrics::install();
         telemetry::release(SERVICE, &release.name);
         tasks.spawn({
             let (metrics, stop) = (metrics.clone(), stop_background.clone());
@@ -305,11 +312,7 @@ impl App {
 }
 
 /// Reads the rate cards again at each SIGHUP; a bad file changes nothing.
-async fn reload_on_hangup(fabric: Arc<Fabric>, stop: CancellationToken) {
-    let mut hangups = match signal(SignalKind::hangup()) {
-        Ok(hangups) => hangups,
-        Err(error) => return tracing::error!("SIGHUP cannot be listened for: {error}"),
-    };
+async fn reload_on_hangup(mut hangups: Signal, fabric: Arc<Fabric>, stop: CancellationToken) {
     while stop.run_until_cancelled(hangups.recv()).await.is_some() {
         match fabric.reload_cards() {
             Ok(()) => tracing::info!("the rate cards were read again"),

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use axum::extract::MatchedPath;
 use axum::http::Method;
-use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use planner::health::BreakerState;
 use planner::{Class, Health};
@@ -46,7 +48,20 @@ pub const DELIVERY_LATENCY: &str = "events_delivery_latency_seconds";
 /// Counter: webhook attempts, by outcome.
 pub const DELIVERY_ATTEMPTS: &str = "events_delivery_attempts_total";
 /// Counter: results that came after their claim had moved on, and changed nothing.
-pub const LATE_RESULTS: &str = "events_delivery_late_results_total";
+pub const LATE_RESULTS: &str = "events_late_result_total";
+/// Counter: claims that ended without a result, because their lease ran out or their process died.
+pub const LEASES_EXPIRED: &str = "events_lease_expired_total";
+/// Counter: deliveries claimed, and looks that claimed nothing, by what caused the look and by outcome.
+pub const CLAIMS: &str = "events_claims_total";
+/// Histogram, seconds: from the word that a subscription may have work to the claim, by what brought the word.
+pub const CLAIM: &str = "events_claim_seconds";
+/// Histogram, seconds: from when a delivery could first be claimed to its claim, by the carrier and class it was placed
+/// on.
+pub const COMMIT_TO_CLAIM: &str = "events_commit_to_claim_seconds";
+/// Gauge, seconds: how long the delivery that waits longest could have been claimed.
+pub const OLDEST_DUE: &str = "events_oldest_due_seconds";
+/// Gauge, seconds: the age of the oldest delivery that has failed and is still tried, which may hold up its key.
+pub const OLDEST_HEAD: &str = "events_oldest_head_seconds";
 /// Counter: requests refused by a per-actor limit, by limit and window.
 pub const RATE_LIMITED: &str = "events_rate_limited_total";
 /// Gauge: 1 while a carrier may be chosen, by carrier.
@@ -55,6 +70,8 @@ pub const CARRIER_UP: &str = "events_carrier_up";
 pub const CARRIER_BREAKER: &str = "events_carrier_breaker_state";
 /// Gauge: signals that wait to be sent, by carrier.
 pub const CARRIER_QUEUE_DEPTH: &str = "events_carrier_queue_depth";
+/// Gauge, seconds: the latency that a carrier offers, by carrier and class.
+pub const CARRIER_LATENCY: &str = "events_carrier_latency_seconds";
 /// Histogram, seconds: one round trip to a carrier, by carrier and class.
 pub const CARRIER_SIGNAL: &str = "events_carrier_signal_seconds";
 /// Counter: signals handed to a carrier, by carrier, class and outcome.
@@ -81,6 +98,7 @@ pub const PROCESS_START: &str = "process_start_time_seconds";
 const SIGNAL_BUCKETS: [f64; 11] = [
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 3.0,
 ];
+const CLAIM_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 10.0, 60.0];
 const HTTP_BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 const LATENCY_BUCKETS: [f64; 14] = [
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0,
@@ -124,6 +142,10 @@ pub struct Readings {
     pub deliveries: Option<DeliveryCounts>,
     /// Position of the newest event.
     pub latest_seq: Option<i64>,
+    /// How long, in milliseconds, the delivery that waits longest could have been claimed; 0 where none waits.
+    pub oldest_due_ms: Option<i64>,
+    /// The age, in milliseconds, of the oldest delivery that has failed and is still tried; 0 where there is none.
+    pub oldest_head_ms: Option<i64>,
     /// Open streams of this process.
     pub realtime_connections: Option<u64>,
 }
@@ -140,6 +162,8 @@ impl Metrics {
                         b.set_buckets_for_metric(Matcher::Full(DELIVERY_LATENCY.to_owned()), &LATENCY_BUCKETS)
                     })
                     .and_then(|b| b.set_buckets_for_metric(Matcher::Full(CARRIER_SIGNAL.to_owned()), &SIGNAL_BUCKETS))
+                    .and_then(|b| b.set_buckets_for_metric(Matcher::Full(CLAIM.to_owned()), &CLAIM_BUCKETS))
+                    .and_then(|b| b.set_buckets_for_metric(Matcher::Full(COMMIT_TO_CLAIM.to_owned()), &CLAIM_BUCKETS))
                     .expect("the bucket lists are not empty")
                     .build_recorder();
                 let handle = recorder.handle();
@@ -177,6 +201,16 @@ impl Metrics {
             head(&mut text, LATEST_SEQ, "Position of the newest event.");
             line(&mut text, format_args!("{LATEST_SEQ} {seq}"));
         }
+        for (name, help, age_ms) in [
+            (OLDEST_DUE, OLDEST_DUE_HELP, readings.oldest_due_ms),
+            (OLDEST_HEAD, OLDEST_HEAD_HELP, readings.oldest_head_ms),
+        ] {
+            if let Some(age_ms) = age_ms {
+                head(&mut text, name, help);
+                let (seconds, rest_ms) = (age_ms.max(0) / 1000, age_ms.max(0) % 1000);
+                line(&mut text, format_args!("{name} {seconds}.{rest_ms:03}"));
+            }
+        }
         if let Some(connections) = readings.realtime_connections {
             head(&mut text, REALTIME_CONNECTIONS, "Open streams of this process.");
             line(&mut text, format_args!("{REALTIME_CONNECTIONS} {connections}"));
@@ -192,6 +226,9 @@ impl Metrics {
         }
     }
 }
+
+const OLDEST_DUE_HELP: &str = "How long the delivery that waits longest could have been claimed.";
+const OLDEST_HEAD_HELP: &str = "Age of the oldest delivery that has failed and is still tried.";
 
 fn head(text: &mut String, name: &str, help: &str) {
     line(text, format_args!("# HELP {name} {help}\n# TYPE {name} gauge"));
@@ -224,6 +261,22 @@ fn describe() {
         Unit::Count,
         "Results that came after their claim had moved on."
     );
+    describe_counter!(LEASES_EXPIRED, Unit::Count, "Claims that ended without a result.");
+    describe_counter!(
+        CLAIMS,
+        Unit::Count,
+        "Deliveries claimed (won), and looks that claimed nothing, by what caused the look."
+    );
+    describe_histogram!(
+        CLAIM,
+        Unit::Seconds,
+        "From the word that there is work to the claim, by what brought the word."
+    );
+    describe_histogram!(
+        COMMIT_TO_CLAIM,
+        Unit::Seconds,
+        "From when a delivery could first be claimed to its claim."
+    );
     describe_counter!(
         REALTIME_EVENTS,
         Unit::Count,
@@ -234,6 +287,7 @@ fn describe() {
     describe_gauge!(CARRIER_UP, Unit::Count, "1 while the carrier may be chosen.");
     describe_gauge!(CARRIER_BREAKER, Unit::Count, "0 closed, 1 half-open, 2 open.");
     describe_gauge!(CARRIER_QUEUE_DEPTH, Unit::Count, "Signals that wait to be sent.");
+    describe_gauge!(CARRIER_LATENCY, Unit::Seconds, "The latency that a carrier offers.");
     describe_histogram!(CARRIER_SIGNAL, Unit::Seconds, "One round trip to a carrier.");
     describe_counter!(CARRIER_SIGNALS, Unit::Count, "Signals handed to a carrier, by outcome.");
     describe_counter!(CARRIER_DROPPED, Unit::Count, "Signals that went nowhere, by reason.");
@@ -343,8 +397,14 @@ pub fn carrier_signals(carrier: &'static str, class: Class, taken: bool, signals
     counter!(CARRIER_SIGNALS, "carrier" => carrier, "kind" => kind, "outcome" => outcome).increment(signals);
 }
 
-/// How a carrier stands.
-pub fn carrier_state(carrier: &'static str, health: &Health, breaker: BreakerState, waiting: usize) {
+/// How a carrier stands, and what latency it offers for each class, in milliseconds.
+pub fn carrier_state(
+    carrier: &'static str,
+    health: &Health,
+    breaker: BreakerState,
+    waiting: usize,
+    latency_ms: &[(Class, f64)],
+) {
     let up = matches!(health, Health::Up | Health::Degraded(_));
     gauge!(CARRIER_UP, "carrier" => carrier).set(if up { 1.0 } else { 0.0 });
     gauge!(CARRIER_BREAKER, "carrier" => carrier).set(match breaker {
@@ -354,6 +414,9 @@ pub fn carrier_state(carrier: &'static str, health: &Health, breaker: BreakerSta
     });
     #[expect(clippy::cast_precision_loss, reason = "the queue is bounded")]
     gauge!(CARRIER_QUEUE_DEPTH, "carrier" => carrier).set(waiting as f64);
+    for (class, ms) in latency_ms {
+        gauge!(CARRIER_LATENCY, "carrier" => carrier, "class" => class.label()).set(ms / 1000.0);
+    }
 }
 
 /// Subscriptions got work that was placed on a carrier.
@@ -386,6 +449,104 @@ pub fn delivery_attempt(outcome: AttemptOutcome) {
         AttemptOutcome::Dead => "dead",
     };
     counter!(DELIVERY_ATTEMPTS, "outcome" => label).increment(1);
+}
+
+/// Counts claims that ended without a result.
+pub fn leases_expired(claims: usize) {
+    counter!(LEASES_EXPIRED).increment(claims as u64);
+}
+
+/// Why a look at a subscription claimed nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InVain {
+    /// Nothing of it is due, free and the first of its key: another look, or another process, has it, or it is too early.
+    Nothing,
+    /// It runs as many as it may.
+    Cap,
+    /// The slots of this process, or of its consumer in it, went to others.
+    NoSlot,
+    /// Another process was claiming for it.
+    Locked,
+    /// It is no longer there, or no longer enabled.
+    Gone,
+}
+
+impl InVain {
+    const ALL: [Self; 5] = [Self::Nothing, Self::Cap, Self::NoSlot, Self::Locked, Self::Gone];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Cap => "cap",
+            Self::NoSlot => "no_slot",
+            Self::Locked => "locked",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+/// The meters of whoever claims, looked up once and then at hand: there are thousands of claims a second.
+#[derive(Default)]
+pub struct ClaimMeters {
+    paths: Vec<(&'static str, PathMeters)>,
+    waits: Vec<((&'static str, Option<Class>), Histogram)>,
+}
+
+struct PathMeters {
+    won: Counter,
+    in_vain: [Counter; InVain::ALL.len()],
+    seconds: Histogram,
+}
+
+impl PathMeters {
+    fn of(path: &'static str) -> Self {
+        let counted = |outcome| counter!(CLAIMS, "path" => path, "outcome" => outcome);
+        Self {
+            won: counted("won"),
+            in_vain: InVain::ALL.map(|why| counted(why.label())),
+            seconds: histogram!(CLAIM, "path" => path),
+        }
+    }
+}
+
+impl ClaimMeters {
+    /// So many deliveries of a subscription were claimed, so long after the word.
+    pub fn won(&mut self, path: &'static str, deliveries: usize, after: Duration) {
+        let meters = self.path(path);
+        meters.won.increment(deliveries as u64);
+        meters.seconds.record(after);
+    }
+
+    /// A look at a subscription claimed nothing.
+    pub fn in_vain(&mut self, path: &'static str, why: InVain) {
+        self.path(path).in_vain[why as usize].increment(1);
+    }
+
+    /// A delivery was claimed for the first time, so long after it could have been. The carrier is as recorded with it.
+    pub fn waited(&mut self, carrier: Option<&str>, class: Option<Class>, waited: Duration) {
+        let carrier = match carrier {
+            None => "none",
+            // A record may name what is no carrier of this release.
+            Some(id) => carriers::descriptor(id).map_or("other", |known| known.id),
+        };
+        let found = self.waits.iter().position(|(labels, _)| *labels == (carrier, class));
+        let index = found.unwrap_or_else(|| {
+            let label = class.map_or("none", Class::label);
+            let meter = histogram!(COMMIT_TO_CLAIM, "carrier" => carrier, "class" => label);
+            self.waits.push(((carrier, class), meter));
+            self.waits.len() - 1
+        });
+        self.waits[index].1.record(waited);
+    }
+
+    fn path(&mut self, path: &'static str) -> &PathMeters {
+        let found = self.paths.iter().position(|(name, _)| *name == path);
+        let index = found.unwrap_or_else(|| {
+            self.paths.push((path, PathMeters::of(path)));
+            self.paths.len() - 1
+        });
+        &self.paths[index].1
+    }
 }
 
 /// Counts a result that changed nothing.
@@ -497,6 +658,8 @@ mod tests {
                 dead: 4,
             }),
             latest_seq: Some(9),
+            oldest_due_ms: Some(1_042),
+            oldest_head_ms: Some(0),
             realtime_connections: Some(0),
         };
         let text = metrics.render(&readings);
@@ -510,6 +673,8 @@ mod tests {
             r#"events_deliveries{status="failed"} 3"#,
             "events_dlq_depth 4",
             "events_latest_seq 9",
+            "events_oldest_due_seconds 1.042",
+            "events_oldest_head_seconds 0.000",
             "events_realtime_connections 0",
             "# TYPE events_latest_seq gauge",
         ] {
@@ -538,7 +703,14 @@ mod tests {
     #[test]
     fn a_figure_that_could_not_be_read_is_left_out() {
         let text = Metrics::install().render(&Readings::default());
-        for name in [DELIVERIES, DLQ_DEPTH, LATEST_SEQ, REALTIME_CONNECTIONS] {
+        for name in [
+            DELIVERIES,
+            DLQ_DEPTH,
+            LATEST_SEQ,
+            OLDEST_DUE,
+            OLDEST_HEAD,
+            REALTIME_CONNECTIONS,
+        ] {
             assert!(!text.contains(name), "{name}");
         }
     }

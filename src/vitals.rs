@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use serde_json::json;
 
 use crate::delivery;
-use crate::domain::deliveries::WorkerState;
+use crate::domain::deliveries::{Waiting, WorkerState};
 use crate::http::health::{ReadyCheck, StoredVitals, Verdict, Vitals};
 use crate::identity::Keys;
 use crate::problem::Cause;
@@ -30,6 +30,11 @@ impl Vitals for AppVitals {
             Ok(StoredVitals { latest_seq, deliveries })
         }
         .boxed()
+    }
+
+    fn waiting(&self) -> BoxFuture<'static, Result<Waiting, Cause>> {
+        let store = Arc::clone(&self.store);
+        async move { Ok(store.waiting().await?) }.boxed()
     }
 
     fn worker(&self) -> WorkerState {

@@ -2,11 +2,12 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use planner::Class;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Env, Health, Inbound, Signal};
+use crate::{Env, Health, Inbound, Signal, Variable};
 
 /// What is known of a carrier without opening it.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +28,8 @@ pub struct Descriptor {
     pub rate_card: &'static str,
     /// The latency it is given while nothing was measured, in milliseconds.
     pub default_latency_ms: f64,
+    /// What `open` reads. Only what is declared here is there to be read.
+    pub variables: &'static [Variable],
     /// Opens it as configured, without any input or output: `run` connects.
     pub open: fn(&Env<'_>) -> Opened,
 }
@@ -54,6 +57,11 @@ pub trait Carrier: Send + Sync + 'static {
     /// [`SignalError`] where no answer came.
     fn probe(&self) -> impl Future<Output = Result<Probed, SignalError>> + Send {
         async { Ok(Probed::Nothing) }
+    }
+
+    /// Where it counts its operations itself, as its price unit means them. Without it, each signal that was taken is one.
+    fn operations(&self) -> Option<&AtomicU64> {
+        None
     }
 
     /// Keeps its connection and receives until `stop`, then lets go of everything it holds on the far side. It connects
@@ -109,6 +117,8 @@ pub trait DynCarrier: Send + Sync + 'static {
     fn signal<'a>(&'a self, class: Class, signals: &'a [Signal]) -> Boxed<'a, Result<(), SignalError>>;
     /// See [`Carrier::probe`].
     fn probe(&self) -> Boxed<'_, Result<Probed, SignalError>>;
+    /// See [`Carrier::operations`].
+    fn operations(&self) -> Option<&AtomicU64>;
     /// See [`Carrier::run`].
     fn run(&self, inbound: Inbound, stop: CancellationToken) -> Boxed<'_, ()>;
 }
@@ -124,6 +134,10 @@ impl<C: Carrier> DynCarrier for C {
 
     fn probe(&self) -> Boxed<'_, Result<Probed, SignalError>> {
         Box::pin(Carrier::probe(self))
+    }
+
+    fn operations(&self) -> Option<&AtomicU64> {
+        Carrier::operations(self)
     }
 
     fn run(&self, inbound: Inbound, stop: CancellationToken) -> Boxed<'_, ()> {

@@ -64,6 +64,14 @@ impl Standing {
         self.health.read().clone()
     }
 
+    /// It was told to stop and stands like this until it runs again. That is no trouble, and what is found then is told
+    /// anew.
+    pub fn stopped(&self, health: Health) {
+        *self.health.write() = health;
+        self.told.store(false, Relaxed);
+        tracing::info!(carrier = self.id, "{} has stopped", self.id);
+    }
+
     /// It stands like this from now on. The cause is for the log: it must hold no address and no secret.
     pub fn set(&self, health: Health, cause: &str) {
         let before = std::mem::replace(&mut *self.health.write(), health.clone());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use crate::Signal;
 
@@ -24,6 +25,8 @@ pub enum Heard {
 pub struct Arrival {
     /// What it says.
     pub heard: Heard,
+    /// When it was heard.
+    pub at: Instant,
     _handled: Option<oneshot::Sender<()>>,
 }
 
@@ -117,6 +120,7 @@ impl Inbound {
         };
         let arrival = Arrival {
             heard,
+            at: Instant::now(),
             _handled: handled,
         };
         if self.arrivals.try_send(arrival).is_err() {

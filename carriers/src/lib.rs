@@ -10,6 +10,7 @@ mod health;
 mod inbound;
 mod nats;
 mod signal;
+mod variable;
 
 pub use backoff::Backoff;
 pub use carrier::{Carrier, Descriptor, DynCarrier, Opened, Probed, SignalError};
@@ -18,6 +19,7 @@ pub use health::{Health, Standing};
 pub use inbound::{Arrival, Arrivals, Heard, Inbound, channel};
 pub use planner::Class;
 pub use signal::{ID_LENGTH_MAX, Signal};
+pub use variable::{Takes, Variable};
 
 /// Declares the module of each carrier and lists their descriptors, in this order.
 macro_rules! registry {

@@ -6,7 +6,24 @@ use async_nats::{Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr, Se
 use percent_encoding::percent_decode_str;
 use tokio::sync::mpsc;
 
-use crate::{Env, Health, SignalError};
+use crate::{Env, Health, SignalError, Takes, Variable};
+
+const SCHEMES: &[&str] = &["nats", "tls"];
+const PREFIX: &str = "ov.events.";
+const PREFIX_ALLOWED: &str = "be tokens of letters, digits, - and _, each ending in a dot, such as ov.events.";
+
+pub(crate) const URL: Variable = Variable::new(
+    "NATS_URL",
+    "NATS, nats://[user:password@]host:4222; nats-v1 and nats-js-v1 need it.",
+)
+.takes(Takes::Address(SCHEMES))
+.secret();
+pub(crate) const SUBJECT_PREFIX: Variable = Variable::new("NATS_SUBJECT_PREFIX", "Prefix of every NATS subject.")
+    .or(PREFIX)
+    .takes(Takes::Checked {
+        allowed: PREFIX_ALLOWED,
+        fits: is_prefix,
+    });
 
 const CONNECT: Duration = Duration::from_secs(2);
 
@@ -75,24 +92,26 @@ pub(crate) struct Connection {
     troubles: mpsc::Receiver<Failure>,
 }
 
+/// Whether this is a name of letters, digits, - and _.
+pub(crate) fn is_name(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+    !text.is_empty() && text.bytes().all(plain)
+}
+
+fn is_prefix(text: &str) -> bool {
+    text.strip_suffix('.')
+        .is_some_and(|tokens| tokens.split('.').all(is_name))
+}
+
 impl Access {
     /// Reads `NATS_URL` and `NATS_SUBJECT_PREFIX`.
     pub(crate) fn read(env: &Env<'_>) -> Result<Option<Self>, String> {
-        let Some(mut url) = env.address("NATS_URL", &["nats", "tls"])? else {
+        let Some(mut url) = env.address("NATS_URL", SCHEMES)? else {
             return Ok(None);
         };
-        let prefix = env.get_or("NATS_SUBJECT_PREFIX", "ov.events.");
-        let named = |token: &str| {
-            !token.is_empty()
-                && token
-                    .bytes()
-                    .all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
-        };
-        if !prefix
-            .strip_suffix('.')
-            .is_some_and(|tokens| tokens.split('.').all(named))
-        {
-            return Err("NATS_SUBJECT_PREFIX must be tokens of letters, digits, - and _, each ending in a dot".into());
+        let prefix = env.get_or("NATS_SUBJECT_PREFIX", PREFIX);
+        if !is_prefix(&prefix) {
+            return Err(format!("NATS_SUBJECT_PREFIX must {PREFIX_ALLOWED}"));
         }
         let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
         let login = match (url.username(), url.password()) {

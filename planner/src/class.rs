@@ -25,6 +25,11 @@ impl Class {
             Self::Stream => "STREAM",
         }
     }
+
+    /// The class of that name.
+    pub fn of_label(label: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|class| class.label() == label)
+    }
 }
 
 impl fmt::Display for Class {

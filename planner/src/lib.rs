@@ -70,7 +70,9 @@ pub use moment::iso;
 pub use offer::{Capacity, Offer, Pricing, Status, Trust};
 pub use placement::{Candidate, Estimate, Placement, Verdict};
 pub use plan::{MIN_GAIN, Options, OwnedLoad, Weights, plan};
-pub use rate_card::{CARDS_BYTES_MAX, CardMistake, CardMistakes, RateCard, RateCards, ResetPeriod, SHIPPED_RATE_CARDS};
+pub use rate_card::{
+    CARDS_BYTES_MAX, CardMistake, CardMistakes, Charged, RateCard, RateCards, ResetPeriod, SHIPPED_RATE_CARDS,
+};
 pub use requirements::{LatencyClass, Objective, Requirements, Resources};
 pub use usage::{Month, ProviderState, ProviderStates, Usage};
 

@@ -76,6 +76,15 @@ impl Market {
         }
     }
 
+    /// The same, where its usage stands for what has not been read yet: it is replaced as soon as another is known.
+    #[must_use]
+    pub fn usage_unread(self) -> Self {
+        Self {
+            usage_at_ms: i64::MIN,
+            ..self
+        }
+    }
+
     /// Its number; decisions of another epoch are out of date.
     pub fn epoch(&self) -> u64 {
         self.epoch

@@ -68,6 +68,14 @@ pub(crate) fn rounded(value: f64) -> f64 {
     }
 }
 
+/// A number of 0 or more, to six significant digits: what a difference of two large sums leaves behind them is noise.
+pub(crate) fn significant(value: f64) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    format!("{value:.5e}").parse().expect("a number that was just written")
+}
+
 /// `value` × 10^`decimals` as the nearest whole number, ties up; for values from 0 to 1e21 and at most 6 decimals.
 fn scaled(value: f64, decimals: u32) -> u128 {
     const FRACTION_BITS: u32 = 52;
@@ -143,6 +151,21 @@ mod tests {
             (fixed(f64::MIN_POSITIVE, 6), fixed(5e-324, 6)),
             ("0.000000".into(), "0.000000".into())
         );
+    }
+
+    #[test]
+    fn noise_behind_six_digits_goes_and_nothing_else() {
+        for (value, expected) in [
+            (1.999_999_943_436_05e-7, 2e-7),
+            (2.000_000_165_480_09e-7, 2e-7),
+            (4e-7, 4e-7),
+            (0.1 + 0.2, 0.3),
+            (123_456.78, 123_457.0),
+            (0.0, 0.0),
+            (f64::INFINITY, f64::INFINITY),
+        ] {
+            assert_eq!(significant(value).to_bits(), f64::to_bits(expected), "{value}");
+        }
     }
 
     proptest! {

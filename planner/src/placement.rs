@@ -49,7 +49,8 @@ pub enum Verdict {
 /// What an eligible offer would cost and take.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Estimate {
-    /// USD for the units asked for; `None` when nothing prices it. Such an offer is never chosen.
+    /// USD for the units asked for, to six significant digits; scores are made of the unrounded cost. `None` when nothing
+    /// prices it: such an offer is never chosen.
     pub cost_usd: Option<f64>,
     /// Milliseconds; `None` when unknown.
     pub latency_ms: Option<f64>,

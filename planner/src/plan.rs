@@ -4,7 +4,7 @@
 use crate::Text;
 use crate::cost::cost;
 use crate::eligibility::{dear, excluded};
-use crate::number::{fixed, rounded, text};
+use crate::number::{fixed, rounded, significant, text};
 use crate::offer::{Offer, Trust};
 use crate::placement::{Candidate, Estimate, Placement, Verdict};
 use crate::rate_card::RateCards;
@@ -113,7 +113,7 @@ pub fn plan(wanted: &Requirements, offers: &[Offer], options: &Options<'_>) -> P
                     score: 0.0,
                 });
                 Verdict::Eligible(Estimate {
-                    cost_usd: Some(cost),
+                    cost_usd: Some(significant(cost)),
                     latency_ms: latency,
                     ..Estimate::default()
                 })

@@ -77,6 +77,19 @@ impl RateCard {
     }
 }
 
+/// What a carrier is charged by: a card prices it only where both name the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Charged<'a> {
+    /// The carrier's id.
+    pub carrier: &'a str,
+    /// The id of its card.
+    pub rate_card: &'a str,
+    /// Whose usage it adds to.
+    pub provider: &'a str,
+    /// What is counted of it.
+    pub metric: &'a str,
+}
+
 /// The cards in force.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RateCards {
@@ -92,6 +105,42 @@ impl RateCards {
     /// The card of this id.
     pub fn get(&self, id: &str) -> Option<&RateCard> {
         self.by_id.get(id)
+    }
+
+    /// Holds the cards to what is counted: a card of another provider or metric would find no use at all, so that what it
+    /// prices would be free for ever. `file` is what messages call it.
+    ///
+    /// # Errors
+    ///
+    /// Each field that names something else than its carrier.
+    pub fn check(&self, file: &str, charged: &[Charged<'_>]) -> Result<(), CardMistakes> {
+        let mut mistakes = Vec::new();
+        for one in charged {
+            let Some(card) = self.get(one.rate_card) else { continue };
+            for (field, given, counted) in [
+                ("provider", &card.provider, one.provider),
+                ("metric", &card.metric, one.metric),
+            ] {
+                if given != counted {
+                    mistakes.push(CardMistake {
+                        card: Some(card.id.clone()),
+                        field: Some(field.to_owned()),
+                        message: format!(
+                            "must be \"{counted}\", which is what {} is counted by, got {given:?}",
+                            one.carrier
+                        ),
+                    });
+                }
+            }
+        }
+        if mistakes.is_empty() {
+            return Ok(());
+        }
+        Err(CardMistakes {
+            file: file.to_owned(),
+            mistakes,
+            unlisted: 0,
+        })
     }
 
     /// Every card, by id.

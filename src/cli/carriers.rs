@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use planner::simulate::{self, Lane, Report, SCENARIO_BYTES_MAX, Scenario};
 
 use super::{failed, refused};
+use crate::domain::envelope::FieldError;
 use crate::domain::policy::Policy;
 
 /// Most moves in the printed list; `--json` has all of them.
@@ -42,7 +43,12 @@ pub(super) fn main(command: &CarriersCommand) -> ExitCode {
     let CarriersCommand::Simulate(args) = command;
     let scenario = match read(&args.scenario) {
         Ok(scenario) => scenario,
-        Err(mistakes) => return refused(&mistakes),
+        Err(mistakes) => {
+            for mistake in &mistakes {
+                refused(mistake);
+            }
+            return ExitCode::from(2);
+        }
     };
     let report = simulate::run(&scenario);
     if let Some(out) = &args.svg
@@ -67,30 +73,31 @@ pub(super) fn main(command: &CarriersCommand) -> ExitCode {
 }
 
 /// The scenario in a file, or everything that is wrong with it.
-fn read(path: &Path) -> Result<Scenario, String> {
-    let file = path.display();
+fn read(path: &Path) -> Result<Scenario, Vec<String>> {
+    let file = path.display().to_string();
     let mut text = Vec::new();
     let most = u64::try_from(SCENARIO_BYTES_MAX).expect("a megabyte") + 1;
     File::open(path)
         .and_then(|opened| opened.take(most).read_to_end(&mut text))
         .map_err(|error| {
-            format!("{file}: cannot be read ({error}): name a scenario file, such as scenarios/outage.json")
+            vec![format!(
+                "{file}: cannot be read ({error}): name a scenario file, such as scenarios/outage.json"
+            )]
         })?;
-    let scenario = Scenario::parse(&file.to_string(), &text).map_err(|mistakes| mistakes.to_string())?;
-    let mut mistakes = Vec::new();
-    for (index, traffic) in scenario.traffic.iter().enumerate() {
-        for mistake in Policy::parse(&traffic.policy).err().unwrap_or_default() {
-            mistakes.push(format!(
-                "{file}: traffic[{index}].policy{}: {}",
-                mistake.path, mistake.message
-            ));
-        }
-    }
-    if mistakes.is_empty() {
-        Ok(scenario)
-    } else {
-        Err(mistakes.join("; "))
-    }
+    Scenario::parse_judged(&file, &text, &policy_mistakes).map_err(|mistakes| mistakes.lines().collect())
+}
+
+/// Holds a policy to the whole contract, as the route that stores policies does.
+fn policy_mistakes(policy: &str) -> Vec<(String, String)> {
+    let mistakes = Policy::parse(policy).err().unwrap_or_default();
+    let told = |mistake: &FieldError| {
+        let place = mistake.path.trim_end_matches('/').replace('/', ".");
+        // The sentence begins with the name of the member, which the place ends in already.
+        let sentence = mistake.message.strip_prefix(place.trim_start_matches('.'));
+        let sentence = sentence.filter(|_| !place.is_empty()).unwrap_or(&mistake.message);
+        (place, sentence.trim_start().to_owned())
+    };
+    mistakes.iter().map(told).collect()
 }
 
 fn write_json(report: &Report, out: &mut dyn Write) -> io::Result<()> {

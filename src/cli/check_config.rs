@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use crate::config::variables::{Fallback, SECTIONS};
+use crate::config::variables::{Fallback, sections};
 use crate::config::{self, Origin, Report, Setting};
 
 /// Prints the configuration of this process. Exit code 0 when the service would start with it, 2 when it would not.
@@ -46,7 +46,7 @@ fn write_text(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         .map(|setting| setting.variable.name.len())
         .max()
         .unwrap_or_default();
-    for section in SECTIONS {
+    for section in sections() {
         writeln!(out, "{}", section.title)?;
         let own = |setting: &&Setting| section.variables.contains(setting.variable);
         for setting in report.settings.iter().filter(own) {

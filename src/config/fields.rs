@@ -1,6 +1,6 @@
 //! The typed configuration, one part per room, each field with its variable and default; nothing is decided here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::values::{Environment, Secret, SecretKey};
 pub struct Config {
     /// Whether this is production. `EVENTS_ENV`, else `NODE_ENV`; default development.
     pub environment: Environment,
-    /// What is logged. `EVENTS_LOG`; default `info,sqlx=warn`.
+    /// What is logged. `EVENTS_LOG`; default `info,sqlx=warn,async_nats=off`.
     pub log_filter: String,
     /// How it is logged. `EVENTS_LOG_FORMAT`; default human.
     pub log_format: LogFormat,
@@ -242,85 +242,24 @@ pub struct Realtime {
 /// Brokers that carry wake-ups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Carriers {
-    /// Carriers this process may use. `EVENTS_CARRIERS`; default all five.
+    /// Carriers this process may use. `EVENTS_CARRIERS`; default every carrier there is.
     pub enabled: BTreeSet<String>,
     /// Carriers that are never chosen. `EVENTS_CARRIERS_DISABLED`; default none.
     pub disabled: BTreeSet<String>,
     /// File of rate cards instead of our own. `EVENTS_RATE_CARDS`; default none.
     pub rate_cards: Option<PathBuf>,
-    /// Present when `VALKEY_URL` is set.
-    pub valkey: Option<Valkey>,
-    /// Present when `NATS_URL` is set.
-    pub nats: Option<Nats>,
-    /// Present when `CLOUD_QUEUE_URL` is set.
-    pub cloud_queue: Option<CloudQueue>,
+    /// What carriers are opened with: each variable that one of them declares, where it holds something. Any of them may
+    /// hold a password.
+    pub variables: BTreeMap<&'static str, Secret>,
 }
 
 impl Config {
     /// What a carrier reads from its surroundings, by the name of the variable: carriers are opened with what was read
     /// and judged here.
     pub fn carrier_variable(&self, name: &str) -> Option<String> {
-        let switch = |on: bool| if on { "on" } else { "off" }.to_owned();
-        let carriers = &self.carriers;
-        let (valkey, nats, cloud) = (
-            carriers.valkey.as_ref(),
-            carriers.nats.as_ref(),
-            carriers.cloud_queue.as_ref(),
-        );
-        let credentials = cloud.and_then(|cloud| cloud.credentials.as_ref());
-        match name {
-            "VALKEY_URL" => valkey.map(|valkey| valkey.url.expose().to_owned()),
-            "VALKEY_PREFIX" => valkey.map(|valkey| valkey.prefix.clone()),
-            "NATS_URL" => nats.map(|nats| nats.url.expose().to_owned()),
-            "NATS_SUBJECT_PREFIX" => nats.map(|nats| nats.subject_prefix.clone()),
-            "NATS_JETSTREAM" => nats.map(|nats| switch(nats.jetstream)),
-            "NATS_STREAM" => nats.map(|nats| nats.stream.clone()),
-            "CLOUD_QUEUE_URL" => cloud.map(|cloud| cloud.url.expose().to_owned()),
-            "CLOUD_QUEUE_REGION" => cloud.map(|cloud| cloud.region.clone()),
-            "CLOUD_QUEUE_PREFIX" => cloud.and_then(|cloud| cloud.prefix.clone()),
-            "CLOUD_QUEUE_ACCESS_KEY" => credentials.map(|keys| keys.access_key.clone()),
-            "CLOUD_QUEUE_SECRET_KEY" => credentials.map(|keys| keys.secret_key.expose().to_owned()),
-            "CLOUD_QUEUE_CONSUME" => cloud.map(|cloud| switch(cloud.consume)),
-            _ => None,
-        }
+        let value = self.carriers.variables.get(name)?;
+        Some(value.expose().to_owned())
     }
-}
-
-/// Valkey, for its carrier and for shared limits.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Valkey {
-    /// `VALKEY_URL`.
-    pub url: Secret,
-    /// Prefix of every key. `VALKEY_PREFIX`; default `ov:events:`.
-    pub prefix: String,
-}
-
-/// NATS, for both of its carriers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Nats {
-    /// `NATS_URL`.
-    pub url: Secret,
-    /// Prefix of every subject, with its last dot. `NATS_SUBJECT_PREFIX`; default `ov.events.`.
-    pub subject_prefix: String,
-    /// Whether JetStream is used. `NATS_JETSTREAM`; default on.
-    pub jetstream: bool,
-    /// Name of its stream. `NATS_STREAM`; default `OV_EVENTS_STREAM`.
-    pub stream: String,
-}
-
-/// An SQS-compatible queue.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CloudQueue {
-    /// `CLOUD_QUEUE_URL`.
-    pub url: Secret,
-    /// `CLOUD_QUEUE_REGION`; default `us-east-1`.
-    pub region: String,
-    /// Path in front of its operations. `CLOUD_QUEUE_PREFIX`; default none.
-    pub prefix: Option<String>,
-    /// `CLOUD_QUEUE_ACCESS_KEY` and `CLOUD_QUEUE_SECRET_KEY`; default none.
-    pub credentials: Option<Credentials>,
-    /// Whether this process also receives. `CLOUD_QUEUE_CONSUME`; default off.
-    pub consume: bool,
 }
 
 /// Counting of what apps use.

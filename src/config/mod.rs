@@ -1,7 +1,7 @@
 //! Every environment variable of the service: read once, typed, all mistakes reported together.
 //!
-//! This is the only module that touches the process environment. It reads one file, the one of `SSL_CERT_FILE`, and opens
-//! no connection.
+//! This is the only module that touches the process environment. It reads two files, those of `SSL_CERT_FILE` and
+//! `EVENTS_RATE_CARDS`, and opens no connection.
 
 mod fields;
 mod page;
@@ -13,27 +13,29 @@ pub mod variables;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 pub use fields::{
-    AppQuotas, Apps, Archive, ArchiveS3, Billing, Carriers, CloudQueue, Config, Credentials, Database, Delivery, Http,
-    Identity, Limits, Nats, Publish, Realtime, Release, Retention, Usage, Valkey,
+    AppQuotas, Apps, Archive, ArchiveS3, Billing, Carriers, Config, Credentials, Database, Delivery, Http, Identity,
+    Limits, Publish, Realtime, Release, Retention, Usage,
 };
 pub use page::configuration_page;
 pub use reader::{ConfigErrors, Mistake, Origin, Setting};
 pub use report::{Report, env_example};
 pub use values::{Environment, Secret, SecretKey};
 
+use carriers::Takes;
+
+use crate::cards;
+use crate::clock;
 use crate::domain::endpoint::HostRules;
 use crate::domain::sources::{self, SourceMap};
 use reader::Reader;
-use values::must;
-
-/// The carriers this service has, by id.
-pub const CARRIERS: [&str; 5] = ["pg-v1", "valkey-v1", "nats-v1", "nats-js-v1", "cloud-v1"];
+use values::{Refusal, must};
+use variables::Table;
 
 /// The largest payload that can be allowed, in bytes: a request body holds no more.
 const PAYLOAD_BYTES_MAX: u64 = 2 * 1024 * 1024;
@@ -49,7 +51,12 @@ impl Config {
     ///
     /// All mistakes together.
     pub fn read(get: &dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigErrors> {
-        let (config, _, mistakes) = Self::read_all(get);
+        Self::read_with(variables::table(), get)
+    }
+
+    /// The same by another table.
+    fn read_with(table: Table, get: &dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigErrors> {
+        let (config, _, mistakes) = Self::read_all(table, get);
         if mistakes.is_empty() {
             Ok(config)
         } else {
@@ -67,8 +74,8 @@ impl Config {
     }
 
     /// The configuration is of use only when there are no mistakes.
-    fn read_all(get: &dyn Fn(&str) -> Option<String>) -> (Self, Vec<Setting>, Vec<Mistake>) {
-        let mut env = Reader::new(get);
+    fn read_all(table: Table, get: &dyn Fn(&str) -> Option<String>) -> (Self, Vec<Setting>, Vec<Mistake>) {
+        let mut env = Reader::new(table, get);
         let listen = listen(&mut env);
         let environment = environment(&mut env);
         let (base_url, site_url) = public_urls(&mut env, environment, listen.port());
@@ -393,52 +400,65 @@ fn realtime(env: &mut Reader) -> Realtime {
 }
 
 fn carriers(env: &mut Reader) -> Carriers {
+    let known: Vec<&str> = env.table().carriers.iter().map(|carrier| carrier.id).collect();
     let ids = |text: &str| {
-        let known = values::list_of(text, |id| values::one_of(id, &CARRIERS))?;
-        Ok(known.into_iter().collect::<BTreeSet<_>>())
+        let named = values::list_of(text, |id| values::one_of(id, &known))?;
+        Ok(named.into_iter().collect::<BTreeSet<_>>())
     };
-    let enabled = env.value("EVENTS_CARRIERS", ids);
-    let disabled = env.optional("EVENTS_CARRIERS_DISABLED", ids).unwrap_or_default();
-    let rate_cards = env.optional("EVENTS_RATE_CARDS", values::text).map(PathBuf::from);
-
-    let url = env.optional("VALKEY_URL", |text| {
-        values::service_url(text, &["redis", "rediss", "valkey", "valkeys"])
-    });
-    let prefix = env.value("VALKEY_PREFIX", values::text);
-    let valkey = url.map(|url| Valkey { url, prefix });
-
-    let url = env.optional("NATS_URL", |text| values::service_url(text, &["nats", "tls"]));
-    let subject_prefix = env.value("NATS_SUBJECT_PREFIX", values::subject_prefix);
-    let jetstream = env.value("NATS_JETSTREAM", values::switch);
-    let stream = env.value("NATS_STREAM", values::stream_name);
-    let nats = url.map(|url| Nats {
-        url,
-        subject_prefix,
-        jetstream,
-        stream,
-    });
-
-    let url = env.optional("CLOUD_QUEUE_URL", |text| values::service_url(text, &["http", "https"]));
-    let region = env.value("CLOUD_QUEUE_REGION", values::text);
-    let prefix = env.optional("CLOUD_QUEUE_PREFIX", values::text);
-    let credentials = credentials(env, "CLOUD_QUEUE_ACCESS_KEY", "CLOUD_QUEUE_SECRET_KEY");
-    let consume = env.value("CLOUD_QUEUE_CONSUME", values::switch);
-    let cloud_queue = url.map(|url| CloudQueue {
-        url,
-        region,
-        prefix,
-        credentials,
-        consume,
-    });
-
     Carriers {
-        enabled,
-        disabled,
-        rate_cards,
-        valkey,
-        nats,
-        cloud_queue,
+        enabled: env.value("EVENTS_CARRIERS", ids),
+        disabled: env.optional("EVENTS_CARRIERS_DISABLED", ids).unwrap_or_default(),
+        rate_cards: rate_cards(env),
+        variables: carrier_variables(env),
     }
+}
+
+/// What carriers are opened with: what they declare, judged here so that every mistake is told at once.
+fn carrier_variables(env: &mut Reader) -> BTreeMap<&'static str, Secret> {
+    let declared: Vec<&carriers::Variable> = env.table().of_carriers().collect();
+    let mut held = BTreeMap::new();
+    for variable in &declared {
+        let parse = |text: &str| carrier_value(variable, text);
+        let value = match variable.default {
+            Some(_) => Some(env.value(variable.name, parse)),
+            None => env.optional(variable.name, parse),
+        };
+        held.extend(value.map(|value| (variable.name, value)));
+    }
+    for variable in declared {
+        if let Some(other) = variable.with
+            && env.is_set(variable.name)
+            && !env.is_set(other)
+        {
+            env.mistake(other, format_args!("must be set where {} is", variable.name));
+        }
+    }
+    held
+}
+
+/// A value as the carrier takes it.
+fn carrier_value(variable: &carriers::Variable, text: &str) -> Result<Secret, Refusal> {
+    match variable.takes {
+        Takes::Text => Ok(Secret::new(text)),
+        Takes::Switch => values::switch(text).map(|on| Secret::new(if on { "on" } else { "off" })),
+        Takes::Address(schemes) => values::service_url(text, schemes),
+        Takes::Checked { fits, .. } if fits(text) => Ok(Secret::new(text)),
+        Takes::Checked { allowed, .. } => Err(must(allowed)),
+    }
+}
+
+/// The cards themselves are read again by whoever decides with them; here they are only judged.
+fn rate_cards(env: &mut Reader) -> Option<PathBuf> {
+    const NAME: &str = "EVENTS_RATE_CARDS";
+    let path = env.optional(NAME, values::text).map(PathBuf::from)?;
+    let name = env.shown(NAME);
+    for mistake in cards::read(Some((&path, &name)), clock::now())
+        .err()
+        .unwrap_or_default()
+    {
+        env.mistake(NAME, format_args!("is wrong: {mistake}"));
+    }
+    Some(path)
 }
 
 fn billing(env: &mut Reader) -> Billing {

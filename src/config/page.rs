@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::variables::{Fallback, SECTIONS, Variable};
+use super::variables::{Fallback, Variable, sections};
 
 const OPENING: &str = "\
 # Configuration
@@ -22,7 +22,7 @@ act on them yet.
 /// The text of `docs/configuration.md`.
 pub fn configuration_page() -> String {
     let mut text = OPENING.to_owned();
-    for section in SECTIONS {
+    for section in sections() {
         let _ = write!(
             text,
             "\n## {}\n\n| variable | default | |\n|---|---|---|\n",

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::values::{self, Refusal};
-use super::variables::{self, Fallback, Variable};
+use super::variables::{Fallback, Table, Variable};
 
 /// One mistake in the environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,14 +54,16 @@ pub struct Setting {
 const SHOWN_MAX: usize = 200;
 
 pub(super) struct Reader<'a> {
+    table: Table,
     get: &'a dyn Fn(&str) -> Option<String>,
     settings: Vec<Setting>,
     mistakes: Vec<Mistake>,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(get: &'a dyn Fn(&str) -> Option<String>) -> Self {
+    pub(super) fn new(table: Table, get: &'a dyn Fn(&str) -> Option<String>) -> Self {
         Self {
+            table,
             get,
             settings: Vec::new(),
             mistakes: Vec::new(),
@@ -74,7 +76,7 @@ impl<'a> Reader<'a> {
 
     /// A variable with a default in the table. After a mistake the default stands in, so that reading can go on.
     pub(super) fn value<T>(&mut self, name: &'static str, parse: impl Fn(&str) -> Result<T, Refusal>) -> T {
-        let variable = known(name);
+        let variable = self.known(name);
         let Fallback::Text(default) = variable.default else {
             unreachable!("{name} has a default text in the table");
         };
@@ -86,7 +88,7 @@ impl<'a> Reader<'a> {
 
     /// A variable without a default text; `None` when it is unset or wrong.
     pub(super) fn optional<T>(&mut self, name: &'static str, parse: impl Fn(&str) -> Result<T, Refusal>) -> Option<T> {
-        let variable = known(name);
+        let variable = self.known(name);
         let given = self.given(variable)?;
         self.accept(variable, parse(&given), &given)
     }
@@ -97,7 +99,7 @@ impl<'a> Reader<'a> {
         name: &'static str,
         rules: impl FnOnce(Option<&str>) -> Result<T, Vec<String>>,
     ) -> Option<T> {
-        let variable = known(name);
+        let variable = self.known(name);
         let given = self.given(variable);
         let default = match variable.default {
             Fallback::Text(text) => Some(text),
@@ -139,9 +141,25 @@ impl<'a> Reader<'a> {
         Duration::from_secs(self.number::<u64>(name, least, most) * 86_400)
     }
 
+    /// What the table's carriers declare.
+    pub(super) fn table(&self) -> Table {
+        self.table
+    }
+
+    fn known(&self, name: &str) -> &'static Variable {
+        self.table
+            .find(name)
+            .expect("every variable that is read stands in the table")
+    }
+
     /// Whether the environment sets a variable that has been read, rightly or wrongly.
     pub(super) fn is_set(&mut self, name: &'static str) -> bool {
         self.setting(name).origin == Origin::Environment
+    }
+
+    /// What may be shown of a variable that has been read; empty where nothing is set.
+    pub(super) fn shown(&mut self, name: &'static str) -> String {
+        self.setting(name).shown.clone().unwrap_or_default()
     }
 
     /// Says what a computed default came to.
@@ -202,10 +220,6 @@ impl<'a> Reader<'a> {
         }
         None
     }
-}
-
-fn known(name: &str) -> &'static Variable {
-    variables::find(name).expect("every variable that is read stands in the table")
 }
 
 /// A password in a place that should hold none is still a password; nothing that may be shown needs an `@`.

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::reader::{Mistake, Setting};
-use super::variables::{self, Fallback, SECTIONS, Variable};
+use super::variables::{self, Fallback, Variable, sections};
 use super::{Config, Delivery, Environment};
 
 /// Everything `check-config` says.
@@ -20,7 +20,7 @@ pub struct Report {
 impl Report {
     /// Reads everything through `get`; `names` are the variables that are set, whether known or not.
     pub fn of(get: &dyn Fn(&str) -> Option<String>, names: &[String]) -> Self {
-        let (config, mut settings, mistakes) = Config::read_all(get);
+        let (config, mut settings, mistakes) = Config::read_all(variables::table(), get);
         settings.sort_by_key(|setting| variables::all().position(|variable| variable.name == setting.variable.name));
         let mut warnings: Vec<String> = names.iter().filter_map(|name| likely_typo(name)).collect();
         warnings.extend(unusual_environment(&settings, config.environment));
@@ -87,7 +87,7 @@ pub fn env_example() -> String {
         "# Every setting of OpenVibe Events with its default. `openvibe-events dev` needs none of them; production needs\n\
          # DATABASE_URL. `openvibe-events check-config` shows what is in force and where it came from.\n",
     );
-    for section in SECTIONS {
+    for section in sections() {
         let _ = write!(text, "\n\n# {}\n# {}\n", section.title, "-".repeat(section.title.len()));
         for variable in section.variables {
             text.push('\n');

@@ -2,20 +2,23 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
+
+use carriers::{Descriptor, REGISTRY};
 
 use super::variables::{Fallback, all};
 use super::*;
 
 const PASSWORD: &str = "hunter-2-secret";
 
+fn value_of(env: &[(&str, &str)], name: &str) -> Option<String> {
+    let found = env.iter().find(|(known, _)| *known == name);
+    found.map(|(_, value)| (*value).to_owned())
+}
+
 fn read(env: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
-    let get = |name: &str| {
-        env.iter()
-            .find(|(known, _)| *known == name)
-            .map(|(_, value)| (*value).to_owned())
-    };
-    Config::read(&get)
+    Config::read(&|name| value_of(env, name))
 }
 
 fn good(env: &[(&str, &str)]) -> Config {
@@ -97,7 +100,7 @@ fn defaults_are_the_documented_ones() {
         ("EVENTS_APP_MAX_SUBSCRIPTIONS", "20"),
         ("EVENTS_APP_SANDBOX_MAX_SUBSCRIPTIONS", "5"),
         ("EVENTS_APP_SANDBOX_RETENTION_DAYS", "7"),
-        ("EVENTS_LOG", "info,sqlx=warn"),
+        ("EVENTS_LOG", "info,sqlx=warn,async_nats=off"),
         ("EVENTS_LOG_FORMAT", "human"),
         ("EVENTS_LIMITS", "on"),
         ("EVENTS_LIMITS_MINUTE", "120"),
@@ -114,6 +117,7 @@ fn defaults_are_the_documented_ones() {
         ("REALTIME_REPLAY_MAX", "1000"),
         ("REALTIME_PUBLIC_REPLAY_SECONDS", "300"),
         ("REALTIME_ALLOW_ANONYMOUS", "true"),
+        ("REALTIME_ORIGIN_HOSTS", "*.openvibe.*"),
     ];
     let in_table: BTreeSet<_> = all()
         .filter_map(|variable| match variable.default {
@@ -178,15 +182,11 @@ fn defaults_arrive_typed() {
     assert_eq!(config.apps.max_inflight, 128);
     assert_eq!(config.apps.sandbox.retained_bytes, Some(5 << 20));
     assert_eq!(config.retention.hot, Duration::from_secs(30 * 86_400));
-    assert_eq!(config.carriers.enabled, CARRIERS.map(str::to_owned).into());
-    assert_eq!(
-        (
-            config.carriers.valkey,
-            config.carriers.nats,
-            config.carriers.cloud_queue
-        ),
-        (None, None, None)
-    );
+    let ids = REGISTRY.iter().map(|carrier| carrier.id.to_owned());
+    assert_eq!(config.carriers.enabled, ids.collect());
+    let held = |name| config.carrier_variable(name);
+    assert_eq!(held("NATS_STREAM").as_deref(), Some("OV_EVENTS_STREAM"));
+    assert_eq!((held("VALKEY_URL"), held("CLOUD_QUEUE_PREFIX")), (None, None));
     assert_eq!((config.billing.interval, config.archive.s3), (None, None));
 }
 
@@ -373,11 +373,15 @@ fn each_kind_of_mistake_names_the_variable_what_is_allowed_and_what_was_given() 
             "http://localhost:3000,http://localhost:3000/app",
             "must list origins as browsers send them, such as http://localhost:3000, got \"http://localhost:3000/app\"",
         ),
-        ("NATS_STREAM", "a.b", "must be letters, digits, - and _, got \"a.b\""),
+        (
+            "NATS_STREAM",
+            "a.b",
+            "must be 1 to 64 letters, digits, - and _, got \"a.b\"",
+        ),
         (
             "NATS_SUBJECT_PREFIX",
             "ov.>.",
-            "must be NATS subject tokens without wildcards, each ending in a dot, such as ov.events., got \"ov.>.\"",
+            "must be tokens of letters, digits, - and _, each ending in a dot, such as ov.events., got \"ov.>.\"",
         ),
         ("RELEASE_COMMIT", "latest", "must be 7 to 40 hex digits, got \"latest\""),
         (
@@ -445,7 +449,7 @@ fn lists_durations_and_switches_are_typed() {
         (config.apps.production.publish_per_minute, config.retention.replay),
         (None, None)
     );
-    assert!(!config.carriers.nats.expect("NATS_URL is set").jetstream);
+    assert_eq!(config.carrier_variable("NATS_JETSTREAM").as_deref(), Some("off"));
     assert!(config.http.listen.ip().is_loopback());
     let twenty_one = ["1"; 21].join(",");
     assert!(refused(&[("EVENTS_BACKOFF_MS", &twenty_one)]).contains("must list 1 to 20 waits"));
@@ -661,4 +665,87 @@ fn a_misspelt_production_is_a_warning() {
         report.warnings[0].contains("\"prodution\", which counts as development"),
         "{report:?}"
     );
+}
+
+#[test]
+fn rate_cards_are_read_and_all_their_mistakes_told_beside_the_others() {
+    let file = std::env::temp_dir().join(format!("ov-config-cards-{}.json", ulid::Ulid::generate()));
+    let path = file.to_str().expect("text");
+    let mut cards: serde_json::Value = serde_json::from_str(planner::SHIPPED_RATE_CARDS).expect("JSON");
+    std::fs::write(&file, cards.to_string()).expect("a file");
+    let config = good(&[("EVENTS_RATE_CARDS", path)]);
+    assert_eq!(config.carriers.rate_cards.as_deref(), Some(file.as_path()));
+
+    let id = cards[1]["id"].as_str().expect("an id").to_owned();
+    cards[0]["unit_price_usd"] = serde_json::json!(-1);
+    cards[1].as_object_mut().expect("a card").remove("metric");
+    cards[2]["effective_until"] = serde_json::json!("2001-01-01");
+    cards[2]["effective_from"] = serde_json::json!("2000-01-01");
+    cards[3]["id"] = serde_json::json!(id);
+    std::fs::write(&file, cards.to_string()).expect("a file");
+    let errors = read(&[("EVENTS_RATE_CARDS", path), ("PORT", "http")]).expect_err("mistakes");
+    let messages: Vec<&str> = errors.0.iter().map(|mistake| mistake.message.as_str()).collect();
+    assert!(messages[0].starts_with("PORT must"), "{errors}");
+    for (message, words) in messages[1..].iter().zip([
+        "unit_price_usd: must be a number of 0 or more, got -1",
+        "metric: is missing: give a text",
+        "effective_until: the price expired on 2001-01-01: verify it",
+        "id: \"",
+    ]) {
+        assert!(
+            message.starts_with(&format!("EVENTS_RATE_CARDS is wrong: {path}: ")) && message.contains(words),
+            "{words} is missing from {message}"
+        );
+    }
+    assert_eq!(messages.len(), 5, "{errors}");
+
+    std::fs::write(&file, "[{]").expect("a file");
+    assert!(refused(&[("EVENTS_RATE_CARDS", path)]).contains(": is not JSON ("));
+    std::fs::remove_file(&file).expect("it is there");
+    let gone = refused(&[("EVENTS_RATE_CARDS", path)]);
+    assert!(
+        gone.contains(": cannot be read (No such file") && gone.contains("or unset EVENTS_RATE_CARDS"),
+        "{gone}"
+    );
+    let endless = refused(&[("EVENTS_RATE_CARDS", "/dev/zero")]);
+    assert!(endless.contains("cannot be read (it is no regular file)"), "{endless}");
+}
+
+/// The carrier that docs/adding-a-carrier.md adds, in a service that has it.
+#[path = "../../carriers/tests/contract/page/uds_v1.rs"]
+mod sixth;
+
+#[test]
+fn the_carrier_of_the_page_is_opened_by_what_it_declares() {
+    let registry: &'static [Descriptor] = [REGISTRY, &[sixth::DESCRIPTOR]].concat().leak();
+    let table = Table::of(registry);
+    let read = |env: &[(&str, &str)]| Config::read_with(table, &|name| value_of(env, name));
+    let given = [
+        ("EVENTS_CARRIERS", "pg-v1,uds-v1"),
+        ("UDS_PATH", "/run/one"),
+        ("UDS_PEER", "/run/two"),
+    ];
+    let config = read(&given).expect("a good configuration");
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("the provider's versions")
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let opened = |config: &Config| {
+        (sixth::DESCRIPTOR.open)(&carriers::Env {
+            variables: &|name| config.carrier_variable(name),
+            instance: "one",
+            consumes: true,
+            tls: &tls,
+            clock: crate::clock::system,
+        })
+    };
+    assert!(opened(&config).expect("good variables").is_some(), "it is configured");
+    assert!(opened(&read(&[]).expect("defaults")).expect("no variables").is_none());
+    assert!(read(&[]).expect("defaults").carriers.enabled.contains("uds-v1"));
+    let alone = read(&given[..2]).expect_err("half of it").to_string();
+    assert_eq!(alone, "UDS_PEER must be set where UDS_PATH is");
+    let shown = table.find("UDS_PEER").expect("it is declared");
+    assert!(!shown.help.is_empty() && shown.active);
 }

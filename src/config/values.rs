@@ -271,32 +271,6 @@ pub(super) fn moment(text: &str) -> Result<Millis, Refusal> {
     parse_rfc3339(text).ok_or_else(|| must("be an RFC 3339 date and time with a zone, such as 2026-10-21T08:15:30Z"))
 }
 
-pub(super) fn stream_name(text: &str) -> Result<String, Refusal> {
-    let fits = text
-        .bytes()
-        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
-    if fits {
-        Ok(text.to_owned())
-    } else {
-        Err(must("be letters, digits, - and _"))
-    }
-}
-
-pub(super) fn subject_prefix(text: &str) -> Result<String, Refusal> {
-    let token = |token: &str| {
-        !token.is_empty()
-            && token
-                .bytes()
-                .all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'*' | b'>'))
-    };
-    match text.strip_suffix('.') {
-        Some(tokens) if tokens.split('.').all(token) => Ok(text.to_owned()),
-        _ => Err(must(
-            "be NATS subject tokens without wildcards, each ending in a dot, such as ov.events.",
-        )),
-    }
-}
-
 /// Any text; for values that only their user can judge.
 pub(super) fn text(text: &str) -> Result<String, Refusal> {
     Ok(text.to_owned())

@@ -1,6 +1,11 @@
 //! The one table of environment variables: it drives reading, the example file and the report, so they cannot drift.
 //!
-//! Nothing is read here. A variable that is not in this table cannot be read at all.
+//! Nothing is read here. A variable that is not in this table cannot be read at all. What a carrier reads it declares itself.
+
+use std::collections::HashSet;
+use std::sync::LazyLock;
+
+use carriers::{Descriptor, REGISTRY};
 
 /// One environment variable of the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,8 +85,13 @@ impl Variable {
     }
 }
 
-/// Every variable the service knows, by section.
-pub const SECTIONS: &[Section] = &[
+/// The section that holds what carriers declare themselves.
+const CARRIERS: &str = "Carriers";
+/// The variable whose default names every carrier.
+const IDS: &str = "EVENTS_CARRIERS";
+
+/// What the service itself reads, by section.
+const OWN: &[Section] = &[
     Section {
         title: "Process and HTTP",
         variables: &[
@@ -109,7 +119,7 @@ pub const SECTIONS: &[Section] = &[
                 "Canonical origin of the home page.",
             )
             .later(),
-            var("EVENTS_LOG", "info,sqlx=warn", "What is logged: error, warn, info, debug, trace, or a filter such as info,sqlx=warn."),
+            var("EVENTS_LOG", "info,sqlx=warn,async_nats=off", "What is logged: error, warn, info, debug, trace, or a filter such as info,sqlx=warn. Whether NATS is reached is told by its carriers."),
             var("EVENTS_LOG_FORMAT", "human", "human, or json: one object a line."),
             unset("SSL_CERT_FILE", "PEM file of certificate authorities trusted for outbound TLS besides the system's."),
         ],
@@ -284,28 +294,15 @@ pub const SECTIONS: &[Section] = &[
         ],
     },
     Section {
-        title: "Carriers",
+        title: CARRIERS,
         variables: &[
-            var(
-                "EVENTS_CARRIERS",
-                "pg-v1,valkey-v1,nats-v1,nats-js-v1,cloud-v1",
+            computed(
+                IDS,
+                "every carrier",
                 "Carriers this process may use, comma separated. pg-v1 always delivers.",
             ),
             unset("EVENTS_CARRIERS_DISABLED", "Carriers that are never chosen, comma separated."),
             unset("EVENTS_RATE_CARDS", "File of rate cards; unset: the ones that come with the service."),
-            unset("VALKEY_URL", "Valkey, redis://[user:password@]host:6379; valkey-v1 needs it.")
-                .secret(),
-            var("VALKEY_PREFIX", "ov:events:", "Prefix of every key in Valkey."),
-            unset("NATS_URL", "NATS, nats://[user:password@]host:4222; nats-v1 and nats-js-v1 need it.").secret(),
-            var("NATS_SUBJECT_PREFIX", "ov.events.", "Prefix of every NATS subject."),
-            var("NATS_JETSTREAM", "on", "on or off. off: nats-js-v1 is not used."),
-            var("NATS_STREAM", "OV_EVENTS_STREAM", "Name of the JetStream stream."),
-            unset("CLOUD_QUEUE_URL", "Address of an SQS-compatible queue; cloud-v1 needs it.").secret(),
-            var("CLOUD_QUEUE_REGION", "us-east-1", "Region the queue's requests are signed for."),
-            unset("CLOUD_QUEUE_PREFIX", "Path in front of the queue's operations."),
-            unset("CLOUD_QUEUE_ACCESS_KEY", "Access key of the queue; a local queue needs none."),
-            unset("CLOUD_QUEUE_SECRET_KEY", "Secret of the access key.").secret(),
-            var("CLOUD_QUEUE_CONSUME", "off", "on or off. on: this process also receives from the queue."),
         ],
     },
     Section {
@@ -331,12 +328,88 @@ pub const SECTIONS: &[Section] = &[
     },
 ];
 
+/// Every variable there is, and the carriers that were asked for theirs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Table {
+    pub(super) carriers: &'static [Descriptor],
+    pub(super) sections: &'static [Section],
+}
+
+impl Table {
+    /// The variables of the service and those of these carriers. It is made once and kept as long as the process.
+    pub(super) fn of(carriers: &'static [Descriptor]) -> Self {
+        let sections = OWN.iter().map(|own| Section {
+            title: own.title,
+            variables: if own.title == CARRIERS {
+                let ids: Vec<&str> = carriers.iter().map(|carrier| carrier.id).collect();
+                with_carriers(own.variables, carriers, ids.join(",").leak())
+            } else {
+                own.variables
+            },
+        });
+        Self {
+            carriers,
+            sections: sections.collect::<Vec<_>>().leak(),
+        }
+    }
+
+    /// What the carriers declare, each variable once.
+    pub(super) fn of_carriers(self) -> impl Iterator<Item = &'static carriers::Variable> {
+        let declared = self.carriers.iter().flat_map(|carrier| carrier.variables);
+        let mut seen = HashSet::new();
+        declared.filter(move |variable| seen.insert(variable.name))
+    }
+
+    /// Every variable, in the order of the sections.
+    pub(super) fn all(self) -> impl Iterator<Item = &'static Variable> {
+        self.sections.iter().flat_map(|section| section.variables)
+    }
+
+    /// The variable of that name.
+    pub(super) fn find(self, name: &str) -> Option<&'static Variable> {
+        self.all().find(|variable| variable.name == name)
+    }
+}
+
+fn with_carriers(own: &'static [Variable], carriers: &'static [Descriptor], ids: &'static str) -> &'static [Variable] {
+    let named = own.iter().map(|variable| match variable.name {
+        IDS => Variable {
+            default: Fallback::Text(ids),
+            ..*variable
+        },
+        _ => *variable,
+    });
+    let table = Table {
+        carriers,
+        sections: &[],
+    };
+    let declared = table.of_carriers().map(|variable| Variable {
+        name: variable.name,
+        default: variable.default.map_or(Fallback::Unset, Fallback::Text),
+        secret: variable.secret,
+        active: true,
+        help: variable.help,
+    });
+    named.chain(declared).collect::<Vec<_>>().leak()
+}
+
+/// The table of this service.
+pub(super) fn table() -> Table {
+    static TABLE: LazyLock<Table> = LazyLock::new(|| Table::of(REGISTRY));
+    *TABLE
+}
+
+/// Every variable the service knows, by section.
+pub fn sections() -> &'static [Section] {
+    table().sections
+}
+
 /// Every variable, in the order of the sections.
 pub fn all() -> impl Iterator<Item = &'static Variable> {
-    SECTIONS.iter().flat_map(|section| section.variables)
+    table().all()
 }
 
 /// The variable of that name.
 pub fn find(name: &str) -> Option<&'static Variable> {
-    all().find(|variable| variable.name == name)
+    table().find(name)
 }

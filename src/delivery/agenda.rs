@@ -1,10 +1,13 @@
 //! Which subscriptions are worth a claim, in which order, and when the next retry is due.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use tokio::time::Instant;
 
 use crate::domain::ids::SubscriptionId;
+
+use super::wake::{Cause, Told};
 
 /// Retry times that are remembered; the poll finds the others.
 const TIMES_MAX: usize = 16_384;
@@ -24,7 +27,8 @@ pub(super) enum Turn {
 #[derive(Default)]
 pub(super) struct Agenda {
     waiting: VecDeque<SubscriptionId>,
-    is_waiting: HashSet<SubscriptionId>,
+    /// What was first said of each of them.
+    told: HashMap<SubscriptionId, Told>,
     /// At their own cap when last counted.
     full: HashSet<SubscriptionId>,
     times: BTreeSet<(Instant, SubscriptionId)>,
@@ -32,9 +36,10 @@ pub(super) struct Agenda {
 
 impl Agenda {
     /// The subscription may have work.
-    pub(super) fn want(&mut self, id: SubscriptionId) {
-        if self.is_waiting.insert(id.clone()) {
-            self.waiting.push_back(id);
+    pub(super) fn want(&mut self, id: SubscriptionId, told: Told) {
+        if let Entry::Vacant(free) = self.told.entry(id) {
+            self.waiting.push_back(free.key().clone());
+            free.insert(told);
         }
     }
 
@@ -53,8 +58,8 @@ impl Agenda {
     /// Puts the subscriptions whose time has come among the waiting.
     pub(super) fn ring_times(&mut self, now: Instant) {
         while self.times.first().is_some_and(|(at, _)| *at <= now) {
-            if let Some((_, id)) = self.times.pop_first() {
-                self.want(id);
+            if let Some((at, id)) = self.times.pop_first() {
+                self.want(id, Told { cause: Cause::Next, at });
             }
         }
     }
@@ -74,7 +79,7 @@ impl Agenda {
     }
 
     pub(super) fn is_waiting(&self, id: &SubscriptionId) -> bool {
-        self.is_waiting.contains(id)
+        self.told.contains_key(id)
     }
 
     /// Forgets which subscriptions were at their cap: their caps may have changed.
@@ -88,19 +93,19 @@ impl Agenda {
         &mut self,
         most: usize,
         mut turn: impl FnMut(&SubscriptionId, bool) -> Turn,
-    ) -> Vec<SubscriptionId> {
+    ) -> Vec<(SubscriptionId, Told)> {
         let mut chosen = Vec::new();
         let mut kept = VecDeque::new();
         while chosen.len() < most {
             let Some(id) = self.waiting.pop_front() else { break };
             match turn(&id, self.full.contains(&id)) {
                 Turn::Take => {
-                    self.is_waiting.remove(&id);
-                    chosen.push(id);
+                    let told = self.told.remove(&id).expect("something was said of each that waits");
+                    chosen.push((id, told));
                 }
                 Turn::Wait => kept.push_back(id),
                 Turn::Drop => {
-                    self.is_waiting.remove(&id);
+                    self.told.remove(&id);
                 }
             }
         }
@@ -116,21 +121,29 @@ mod tests {
 
     use super::*;
 
+    fn chosen(
+        agenda: &mut Agenda,
+        most: usize,
+        turn: impl FnMut(&SubscriptionId, bool) -> Turn,
+    ) -> Vec<SubscriptionId> {
+        agenda.choose(most, turn).into_iter().map(|(id, _)| id).collect()
+    }
+
     #[test]
     fn the_first_to_wait_is_the_first_chosen_and_waits_once() {
         let ids: Vec<_> = (0..4).map(|_| SubscriptionId::generate()).collect();
         let mut agenda = Agenda::default();
         for id in ids.iter().chain(&ids) {
-            agenda.want(id.clone());
+            agenda.want(id.clone(), Told::now(Cause::Local));
         }
-        let chosen = agenda.choose(2, |id, _| match ids.iter().position(|other| other == id) {
+        let two = chosen(&mut agenda, 2, |id, _| match ids.iter().position(|other| other == id) {
             Some(0) => Turn::Wait,
             Some(1) => Turn::Drop,
             _ => Turn::Take,
         });
-        assert_eq!(chosen, [ids[2].clone(), ids[3].clone()]);
+        assert_eq!(two, [ids[2].clone(), ids[3].clone()]);
         assert_eq!(
-            agenda.choose(9, |_, _| Turn::Take),
+            chosen(&mut agenda, 9, |_, _| Turn::Take),
             [ids[0].clone()],
             "kept its place; nothing else waits"
         );
@@ -148,7 +161,8 @@ mod tests {
         agenda.ring_times(zero);
         assert!(!agenda.is_waiting(&id));
         agenda.ring_times(soon);
-        assert_eq!(agenda.choose(1, |_, _| Turn::Take), [id]);
+        let (next, told) = agenda.choose(1, |_, _| Turn::Take).remove(0);
+        assert_eq!((next, told.at, told.cause.path()), (id, soon, "next"));
         assert_eq!(
             agenda.next_time(),
             Some(later),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use planner::Class;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -18,6 +19,7 @@ use crate::domain::retry::{RetryPolicy, Schedule};
 use crate::store::{
     Candidate, Claim, Claimed, Counted, Outcome, Pass, SKIPPED_ERROR, Settlement, SharedStore, StoreError, answered,
 };
+use crate::telemetry::{ClaimMeters, InVain};
 
 use super::DeliverySettings;
 use super::agenda::{Agenda, Turn};
@@ -30,7 +32,7 @@ use super::settler::{self, Finished};
 use super::shares::{Shares, Slot};
 use super::unheard::Doubts;
 use super::vitals::Vitals;
-use super::wake::{Recorded, Wake};
+use super::wake::{Cause, Recorded, Told, Wake};
 
 /// How much longer a lease is than the longest attempt.
 const LEASE_MARGIN: Duration = Duration::from_secs(30);
@@ -94,6 +96,10 @@ struct Memory {
     /// No look before it: the store failed.
     pause_until: Instant,
     backoff: Backoff,
+    /// When the wait began that the turn comes from, where it was for nothing but work: what was told since then has
+    /// waited for nothing here.
+    idle_since: Option<Instant>,
+    meters: ClaimMeters,
 }
 
 /// A subscription whose deliveries nothing here can sign.
@@ -126,6 +132,8 @@ impl Memory {
             frontiers_at: now,
             pause_until: now,
             backoff: Backoff::new(BACKOFF_FIRST, BACKOFF_MAX),
+            idle_since: None,
+            meters: ClaimMeters::default(),
         }
     }
 
@@ -164,7 +172,7 @@ impl Memory {
             if let Some(due_at) = recorded.due_at {
                 self.agenda.want_at(due_at, recorded.subscription_id.clone());
             }
-            self.agenda.want(recorded.subscription_id);
+            self.agenda.want(recorded.subscription_id, Told::now(Cause::Next));
         }
     }
 
@@ -211,6 +219,8 @@ impl Dispatcher {
             let next = doubts
                 .next_look()
                 .map_or(next, |look| look.max(memory.pause_until).min(next));
+            let idle_since = Instant::now();
+            memory.idle_since = (idle_since >= memory.pause_until && self.shares.room() > 0).then_some(idle_since);
             tokio::select! {
                 _count = results.recv_many(&mut finished, RESULTS_MAX) => {}
                 () = self.wake.rung() => {}
@@ -266,8 +276,8 @@ impl Dispatcher {
         if woken.everything {
             memory.poll_at = now;
         }
-        for id in woken.subscriptions {
-            memory.agenda.want(id);
+        for (id, told) in woken.subscriptions {
+            memory.agenda.want(id, told);
         }
         memory.learn(woken.recorded);
         memory.agenda.ring_times(now);
@@ -319,7 +329,7 @@ impl Dispatcher {
                 memory.backoff.succeeded();
                 for id in due {
                     memory.frontiers.widen(&id);
-                    memory.agenda.want(id);
+                    memory.agenda.want(id, Told::now(Cause::Poll));
                 }
             }
             Err(error) => {
@@ -390,10 +400,12 @@ impl Dispatcher {
         for one in &mut finished {
             one.slot.vacate();
             memory.agenda.set_open(&one.settlement.subscription_id);
-            memory.agenda.want(one.settlement.subscription_id.clone());
+            memory
+                .agenda
+                .want(one.settlement.subscription_id.clone(), Told::now(Cause::Next));
         }
         let room = self.shares.room();
-        let candidates = self.candidates(memory, room);
+        let (candidates, told) = self.candidates(memory, room);
         if candidates.is_empty() && finished.is_empty() {
             return false;
         }
@@ -415,7 +427,8 @@ impl Dispatcher {
             Ok(Some((lost, pass))) => {
                 memory.backoff.succeeded();
                 let recorded = settler::recorded(finished, &lost);
-                self.note(memory, &candidates, &pass, room);
+                self.note(memory, &candidates, &told, &pass, room);
+                memory.idle_since = None;
                 // Their subscriptions were candidates of this turn, or wait for the next one.
                 for retried in recorded {
                     if let Some(due_at) = retried.due_at {
@@ -433,8 +446,9 @@ impl Dispatcher {
                 true
             }
             undone => {
-                for candidate in candidates {
-                    memory.agenda.want(candidate.id);
+                memory.idle_since = None;
+                for (candidate, told) in candidates.into_iter().zip(told) {
+                    memory.agenda.want(candidate.id, told);
                 }
                 self.keep(&mut finished).await;
                 match undone {
@@ -452,10 +466,10 @@ impl Dispatcher {
         }
     }
 
-    /// Those that wait and may have a claim now.
-    fn candidates(&self, memory: &mut Memory, room: usize) -> Vec<Candidate> {
+    /// Those that wait and may have a claim now, and what was said of each.
+    fn candidates(&self, memory: &mut Memory, room: usize) -> (Vec<Candidate>, Vec<Told>) {
         if room == 0 {
-            return Vec::new();
+            return (Vec::new(), Vec::new());
         }
         let (known, unsigned, now) = (&memory.known, &memory.unsigned, Instant::now());
         let most = (room * 4).clamp(*CANDIDATES.start(), *CANDIDATES.end());
@@ -471,18 +485,19 @@ impl Dispatcher {
         let frontiers = &mut memory.frontiers;
         chosen
             .into_iter()
-            .filter_map(|id| {
+            .filter_map(|(id, told)| {
                 let known = known.get(&id)?;
                 let own = self.shares.endpoints(|all| choice.room(all, &known.endpoint));
-                Some(Candidate {
+                let candidate = Candidate {
                     frontier: frontiers.begin(&id, now),
                     claims_from: frontiers.claims_from(&id),
                     room: own.map_or(i64::MAX, as_i64),
                     consumer_room: as_i64(self.shares.consumer_room(&known.consumer)),
                     id,
-                })
+                };
+                Some((candidate, told))
             })
-            .collect()
+            .unzip()
     }
 
     /// Waits for the store, which may never answer, within a deadline and for as long as this owner lives. A stop waits
@@ -513,7 +528,7 @@ impl Dispatcher {
     }
 
     /// Remembers what a claim says about each of its candidates.
-    fn note(&self, memory: &mut Memory, candidates: &[Candidate], pass: &Pass, room: usize) {
+    fn note(&self, memory: &mut Memory, candidates: &[Candidate], told: &[Told], pass: &Pass, room: usize) {
         let now = Instant::now();
         let counted: HashMap<&SubscriptionId, &Counted> = pass.counted.iter().map(|one| (&one.id, one)).collect();
         let mut taken: HashMap<&SubscriptionId, Vec<&Claimed>> = HashMap::new();
@@ -521,10 +536,21 @@ impl Dispatcher {
         for claimed in &pass.claimed {
             taken.entry(&claimed.subscription_id).or_default().push(claimed);
             *taken_by.entry(&claimed.consumer).or_default() += 1;
+            if claimed.attempt == 1 {
+                // A retry, which had to wait, says nothing of how it was found.
+                let waited_ms = u64::try_from(pass.now_ms - claimed.due_at.0).unwrap_or(0);
+                let carrier = claimed.carrier.as_deref();
+                memory
+                    .meters
+                    .waited(carrier, claimed.class, Duration::from_millis(waited_ms));
+            }
         }
-        for candidate in candidates {
+        for (candidate, told) in candidates.iter().zip(told) {
             let id = &candidate.id;
+            let path = told.cause.path();
             let Some(&&Counted { free, claims_from, .. }) = counted.get(id) else {
+                let why = if pass.skipped { InVain::Locked } else { InVain::Gone };
+                memory.meters.in_vain(path, why);
                 if pass.skipped {
                     memory.agenda.want_at(now + SKIPPED_AGAIN_AFTER, id.clone());
                 }
@@ -545,13 +571,26 @@ impl Dispatcher {
             // Held to less than its own cap, it waits for what holds it.
             let held = as_i64(rows.len()) >= candidate.room;
             let cut = held || pass.claimed.len() >= room || consumer_taken >= candidate.consumer_room;
+            if !rows.is_empty() {
+                let after = now.duration_since(told.at);
+                memory.meters.won(path, rows.len(), after);
+                if memory.idle_since.is_some_and(|since| told.at >= since) {
+                    tell(told, rows, after);
+                }
+            } else if free <= 0 {
+                memory.meters.in_vain(path, InVain::Cap);
+            } else if cut {
+                memory.meters.in_vain(path, InVain::NoSlot);
+            } else {
+                memory.meters.in_vain(path, InVain::Nothing);
+            }
             let found = if as_i64(rows.len()) >= free && !held {
                 if !rows.is_empty() || self.shares.runs(id) {
                     memory.agenda.set_full(id.clone());
                 }
                 last
             } else if cut {
-                memory.agenda.want(id.clone());
+                memory.agenda.want(id.clone(), Told::now(Cause::Next));
                 last
             } else {
                 Found::AllOfIt
@@ -682,6 +721,17 @@ impl Attempt {
             })
         });
         Schedule::of(policy.as_ref(), &self.settings.retry)
+    }
+}
+
+/// Tells what brought the word that it led to these claims.
+fn tell(told: &Told, claimed: &[&Claimed], after: Duration) {
+    if let Cause::Heard(waker) = &told.cause {
+        for class in Class::ALL {
+            if claimed.iter().any(|one| one.class == Some(class)) {
+                waker.claimed(class, after);
+            }
+        }
     }
 }
 

@@ -29,7 +29,7 @@ use crate::store::SharedStore;
 use crate::tls::Trust;
 
 pub use vitals::Vitals;
-pub use wake::Wake;
+pub use wake::{Wake, Waker};
 
 /// How deliveries are made.
 #[derive(Debug, Clone)]

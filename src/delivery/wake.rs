@@ -1,10 +1,14 @@
 //! Wake-ups: "these subscriptions may have work". They never block, never grow without bound, and losing one costs
 //! latency only.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use planner::Class;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -12,6 +16,63 @@ use crate::domain::ids::SubscriptionId;
 
 /// Subscriptions remembered one by one; beyond it, everything is looked at.
 const NAMED_MAX: usize = 4096;
+
+/// What tells this process of work that others have made, and wants to know what came of it.
+pub trait Waker: Send + Sync {
+    /// Its name in metrics.
+    fn id(&self) -> &'static str;
+
+    /// Its word led to a claim of deliveries of this class, so long after it was heard. The process had nothing else to
+    /// do, so no other work was waited for.
+    fn claimed(&self, class: Class, after: Duration);
+}
+
+/// Why a subscription is looked at.
+#[derive(Clone)]
+pub(super) enum Cause {
+    /// A search of the store found something due.
+    Poll,
+    /// This process committed something.
+    Local,
+    /// This process knew: a result was recorded, or a time came that it remembered.
+    Next,
+    /// Others have made work, and this told of it.
+    Heard(Arc<dyn Waker>),
+}
+
+impl Cause {
+    /// Its name in metrics.
+    pub(super) fn path(&self) -> &'static str {
+        match self {
+            Self::Poll => "poll",
+            Self::Local => "local",
+            Self::Next => "next",
+            Self::Heard(waker) => waker.id(),
+        }
+    }
+}
+
+/// A word that a subscription may have work.
+#[derive(Clone)]
+pub(super) struct Told {
+    pub(super) cause: Cause,
+    pub(super) at: Instant,
+}
+
+impl Told {
+    pub(super) fn now(cause: Cause) -> Self {
+        Self {
+            cause,
+            at: Instant::now(),
+        }
+    }
+}
+
+impl fmt::Debug for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {:?}", self.cause.path(), self.at)
+    }
+}
 
 /// A recorded result, as the dispatcher cares for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,10 +84,10 @@ pub(super) struct Recorded {
 }
 
 /// What was asked for since the dispatcher last looked.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(super) struct Woken {
-    /// These may have work.
-    pub(super) subscriptions: HashSet<SubscriptionId>,
+    /// These may have work. Of several words about one the first stands.
+    pub(super) subscriptions: HashMap<SubscriptionId, Told>,
     /// Results that were recorded; at most one for each slot.
     pub(super) recorded: Vec<Recorded>,
     /// Anything may have work.
@@ -55,16 +116,30 @@ impl Wake {
         Self(None)
     }
 
-    /// These subscriptions may have work.
+    /// These subscriptions may have work, which this process has committed.
     pub fn subscriptions(&self, ids: impl IntoIterator<Item = SubscriptionId>) {
+        self.told(&Told::now(Cause::Local), ids);
+    }
+
+    /// These subscriptions may have work, as `waker` has heard at `at`.
+    pub fn heard(&self, waker: &Arc<dyn Waker>, at: Instant, ids: impl IntoIterator<Item = SubscriptionId>) {
+        let cause = Cause::Heard(Arc::clone(waker));
+        self.told(&Told { cause, at }, ids);
+    }
+
+    fn told(&self, told: &Told, ids: impl IntoIterator<Item = SubscriptionId>) {
         self.ring(|woken| {
             if woken.everything {
                 return;
             }
-            woken.subscriptions.extend(ids);
+            for id in ids {
+                if let Entry::Vacant(free) = woken.subscriptions.entry(id) {
+                    free.insert(told.clone());
+                }
+            }
             if woken.subscriptions.len() > NAMED_MAX {
                 woken.everything = true;
-                woken.subscriptions = HashSet::new();
+                woken.subscriptions = HashMap::new();
             }
         });
     }
@@ -119,8 +194,10 @@ mod tests {
         for _ in 0..3 {
             wake.clone().subscriptions([id.clone()]);
         }
-        assert_eq!(wake.take().subscriptions, HashSet::from([id]));
-        assert_eq!(wake.take(), Woken::default(), "taken once");
+        let woken = wake.take().subscriptions;
+        assert_eq!(woken.into_keys().collect::<Vec<_>>(), [id]);
+        let again = wake.take();
+        assert!(again.subscriptions.is_empty() && !again.everything, "taken once");
     }
 
     #[test]
@@ -132,6 +209,28 @@ mod tests {
         wake.subscriptions([SubscriptionId::generate()]);
         let woken = wake.take();
         assert!(woken.everything && woken.subscriptions.is_empty());
+    }
+
+    #[test]
+    fn the_first_word_stands() {
+        struct Bell;
+        impl Waker for Bell {
+            fn id(&self) -> &'static str {
+                "bell-v1"
+            }
+
+            fn claimed(&self, _class: Class, _after: Duration) {}
+        }
+        let (wake, bell): (_, Arc<dyn Waker>) = (Wake::new(), Arc::new(Bell));
+        let (here, there) = (SubscriptionId::generate(), SubscriptionId::generate());
+        wake.subscriptions([here.clone()]);
+        wake.heard(&bell, Instant::now(), [here.clone(), there.clone()]);
+        wake.subscriptions([there.clone()]);
+        let woken = wake.take().subscriptions;
+        assert_eq!(
+            (woken[&here].cause.path(), woken[&there].cause.path()),
+            ("local", "bell-v1")
+        );
     }
 
     #[tokio::test]

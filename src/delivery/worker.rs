@@ -11,7 +11,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-use crate::store::{Heartbeat, SharedStore, StoreError, answered};
+use crate::store::{Heartbeat, Released, SharedStore, StoreError, answered};
+use crate::telemetry;
 
 use super::DeliverySettings;
 use super::dispatcher::Dispatcher;
@@ -321,15 +322,17 @@ async fn recover(store: SharedStore, life: Arc<Life>, wake: Wake) {
             if losses.look(now) {
                 store.release_lost(judge).await
             } else {
-                Ok(Vec::new())
+                Ok(Released::default())
             }
         };
         match answered(released).await {
-            Ok(released) if released.is_empty() => {}
+            Ok(released) if released.claims == 0 => {}
             Ok(released) => {
-                tracing::info!("claims that ended without a result are free again: {released:?}");
+                let subscriptions = released.subscriptions;
+                tracing::info!("claims that ended without a result are free again: {subscriptions:?}");
+                telemetry::leases_expired(released.claims);
                 losses.look_until = now + RECOVER_AFTER_DEATH;
-                wake.recorded(released.into_iter().map(|subscription_id| Recorded {
+                wake.recorded(subscriptions.into_iter().map(|subscription_id| Recorded {
                     subscription_id,
                     due_at: None,
                 }));

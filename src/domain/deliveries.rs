@@ -30,6 +30,16 @@ impl DeliveryCounts {
     }
 }
 
+/// How long deliveries of enabled subscriptions have waited, by the clock of the database.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// How long the one that waits longest could have been claimed, in milliseconds; 0 where none waits.
+    pub oldest_due_ms: i64,
+    /// The age of the oldest one that has failed, is still tried and may hold up its key, in milliseconds; 0 where there is
+    /// none, and nothing where that takes too long to find out.
+    pub oldest_head_ms: Option<i64>,
+}
+
 /// The delivery worker of a process at one moment; the default is a process without one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct WorkerState {

@@ -28,7 +28,10 @@ pub enum EndpointFault {
     #[error("endpoint's host must not end in a dot")]
     TrailingDot,
     /// Its host is on no entry of the list.
-    #[error("endpoint's host is not one that events may be sent to")]
+    #[error(
+        "endpoint's host is not one that events may be sent to: EVENTS_ENDPOINT_HOSTS of the service lists them (unless \
+         set otherwise 127.0.0.1, which must be written so and not as localhost, and *.openvibe.*)"
+    )]
     HostNotAllowed,
 }
 
@@ -243,6 +246,15 @@ mod tests {
         ] {
             assert_eq!(usual().check(bad).err(), Some(EndpointFault::HostNotAllowed), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_refused_host_is_told_where_the_list_is() {
+        let fault = usual().check("http://localhost:4000/x").expect_err("off the list");
+        for word in ["EVENTS_ENDPOINT_HOSTS", "127.0.0.1", "localhost"] {
+            assert!(fault.to_string().contains(word), "{fault}");
+        }
+        assert!(rules(&["localhost"]).check("http://localhost:4000/x").is_ok());
     }
 
     #[test]

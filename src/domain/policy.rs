@@ -316,8 +316,9 @@ struct Reader {
 
 impl Reader {
     fn fault(&mut self, at: &str, name: &str, message: impl std::fmt::Display) {
-        self.errors
-            .push(FieldError::new(format!("{at}/{name}"), format!("{name} {message}")));
+        let path = format!("{at}/{name}");
+        let dotted = path[1..].replace('/', ".");
+        self.errors.push(FieldError::new(path, format!("{dotted} {message}")));
     }
 
     fn closed(&mut self, at: &str, members: &Members<'_>, known: &[&str]) {
@@ -370,7 +371,11 @@ impl Reader {
     }
 
     fn text(&mut self, at: &str, members: &Members<'_>, name: &str) -> Option<String> {
-        let text = members.get(name).and_then(|value| json::string(value).ok());
+        let Some(value) = members.get(name) else {
+            self.fault(at, name, "is missing; it must be a string");
+            return None;
+        };
+        let text = json::string(value).ok();
         if text.is_none() {
             self.fault(at, name, "must be a string");
         }
@@ -576,6 +581,7 @@ mod tests {
                 "/max_payload_bytes"
             ]
         );
+        assert_eq!(errors[4].message, "ordering.key is missing; it must be a string");
         for no_object in ["[]", "5", r#""fast""#, "null"] {
             assert!(Policy::parse(no_object).is_err(), "{no_object}");
         }

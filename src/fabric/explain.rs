@@ -1,6 +1,8 @@
 //! What operators are told: what would be decided now and why, and how each carrier stands.
 
-use planner::{Ask, Class, Health, Intent, Key, Placement, PolicyKey};
+use planner::{Ask, Class, Health, Intent, Key, Offer, Placement, PolicyKey, Status};
+
+use crate::domain::time::Millis;
 
 use super::Fabric;
 
@@ -32,6 +34,8 @@ pub struct CarrierState {
     pub latency_ms: Vec<(Class, f64)>,
     /// Signals that wait to be sent.
     pub queue_depth: usize,
+    /// Whose usage they add to.
+    pub provider: &'static str,
     /// What its operations are counted as.
     pub metric: &'static str,
     /// Operations this month, by every process, as far as they are counted.
@@ -44,6 +48,10 @@ pub struct CarrierState {
     pub by_configuration: bool,
     /// Switched off by an operator.
     pub by_operator: bool,
+    /// What placement weighs it by.
+    pub offer: Offer,
+    /// When it was looked at.
+    pub checked_at: Millis,
 }
 
 impl Fabric {
@@ -76,6 +84,11 @@ impl Fabric {
                 Health::Down(reason) => ("down", Some(reason.into_owned())),
                 Health::Disabled(reason) => ("disabled", Some(reason.into_owned())),
             };
+            let status = match state {
+                "up" => Status::Up,
+                "degraded" => Status::Degraded,
+                _ => Status::Down,
+            };
             let descriptor = guard.descriptor;
             let switches = guard.switches();
             CarrierState {
@@ -89,12 +102,18 @@ impl Fabric {
                     .map(|wait| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
                 latency_ms: snapshot.latency_ms,
                 queue_depth: snapshot.waiting,
+                provider: descriptor.provider,
                 metric: descriptor.price_unit,
                 used: self.counts.used(descriptor.provider, descriptor.price_unit, now),
                 rate_card: descriptor.rate_card,
                 priced: cards.get(descriptor.rate_card).is_some(),
                 by_configuration: switches.by_configuration,
                 by_operator: switches.by_operator,
+                offer: Offer {
+                    status: Some(status),
+                    ..guard.offer()
+                },
+                checked_at: now,
             }
         };
         self.guards.iter().map(state).collect()

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::delivery::Waker;
 use crate::telemetry;
 
 use super::pending::Pending;
@@ -29,6 +30,11 @@ const IDLE: Duration = Duration::from_secs(1);
 const DEADLINE: Duration = Duration::from_millis(250);
 /// The same of a carrier that is elsewhere.
 const DEADLINE_FAR: Duration = Duration::from_secs(3);
+/// A carrier that ran for so long was in order: when it ends, it is run again soon.
+const IN_ORDER: Duration = Duration::from_secs(60);
+/// A carrier that leaves a call unanswered for so long is not chosen until it answers one: its deadline may be longer than
+/// operators are left without a reason.
+const SILENT_AFTER: Duration = Duration::from_secs(1);
 /// Things heard that wait to be looked at.
 const ARRIVALS_MAX: usize = 256;
 
@@ -60,6 +66,8 @@ pub(super) struct Guard {
     switches: watch::Sender<Switches>,
     pending: Pending,
     state: Mutex<State>,
+    /// Of all carriers.
+    claim_times: Arc<ClaimTimes>,
     /// The zero of the times that breaker and latency are told.
     zero: Instant,
     /// It has something to ask when it is idle.
@@ -68,12 +76,49 @@ pub(super) struct Guard {
 
 struct State {
     breaker: Breaker,
-    /// By class.
-    latency: [LatencyWindow; 3],
+    /// From a signal to the far side's word for it, by class.
+    signals: [LatencyWindow; 3],
+    /// From what was heard to the claim that it led to, by class.
+    claims: [LatencyWindow; 3],
     /// When it last sent or was probed.
     used_at: Duration,
+    /// Since when a call waits for its answer.
+    calling_since: Option<Duration>,
+    /// The last call waited for its answer for too long.
+    silent: bool,
     /// Signals sent that are not counted in the store yet.
     uncounted: u64,
+}
+
+/// From what any carrier heard to the claim that it led to: what a carrier that led to none has to be taken to need, or
+/// it would look better than one that is used.
+pub(super) struct ClaimTimes {
+    zero: Instant,
+    window: Mutex<LatencyWindow>,
+}
+
+impl ClaimTimes {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            zero: Instant::now(),
+            window: Mutex::new(LatencyWindow::new(0.0)),
+        })
+    }
+
+    fn record(&self, sample: Duration) {
+        self.window.lock().record(sample, self.zero.elapsed());
+    }
+
+    fn offered_ms(&self) -> f64 {
+        self.window.lock().offered_ms(self.zero.elapsed())
+    }
+}
+
+impl State {
+    fn waits_for_long(&self, now: Duration) -> bool {
+        self.calling_since
+            .is_some_and(|since| now.saturating_sub(since) >= SILENT_AFTER)
+    }
 }
 
 /// How a carrier stands, for operators.
@@ -94,6 +139,7 @@ impl Guard {
         carrier: Arc<dyn DynCarrier>,
         switches: Switches,
         default_latency_ms: f64,
+        claim_times: Arc<ClaimTimes>,
     ) -> Self {
         Self {
             descriptor,
@@ -102,10 +148,14 @@ impl Guard {
             pending: Pending::default(),
             state: Mutex::new(State {
                 breaker: Breaker::new(),
-                latency: std::array::from_fn(|_| LatencyWindow::new(default_latency_ms)),
+                signals: std::array::from_fn(|_| LatencyWindow::new(default_latency_ms)),
+                claims: std::array::from_fn(|_| LatencyWindow::new(0.0)),
                 used_at: Duration::ZERO,
+                calling_since: None,
+                silent: false,
                 uncounted: 0,
             }),
+            claim_times,
             zero: Instant::now(),
             answers_probes: AtomicBool::new(true),
         }
@@ -147,9 +197,19 @@ impl Guard {
 
     /// Leaves signals to be sent where only they can show that it works again; another carrier has them as well.
     pub(super) fn try_out(&self, class: Class, signals: impl IntoIterator<Item = Signal>) {
+        if self.answers_probes.load(Ordering::Relaxed) || !self.serves(class) {
+            return;
+        }
         let now = self.now();
-        let due = self.state.lock().breaker.state(now) == BreakerState::HalfOpen;
-        if due && !self.answers_probes.load(Ordering::Relaxed) {
+        let due = {
+            let state = self.state.lock();
+            match state.breaker.state(now) {
+                BreakerState::Closed => state.silent && state.calling_since.is_none(),
+                BreakerState::Open { .. } => false,
+                BreakerState::HalfOpen => true,
+            }
+        };
+        if due {
             self.push(class, signals);
         }
     }
@@ -159,9 +219,15 @@ impl Guard {
         if let Some(reason) = self.switches().reason() {
             return Health::Disabled(Text::Borrowed(reason));
         }
+        let now = self.now();
+        let (closed, silent) = {
+            let state = self.state.lock();
+            (state.breaker.is_closed(), state.silent || state.waits_for_long(now))
+        };
         match self.carrier.health() {
             carriers::Health::Down(reason) => Health::Down(reason.to_string().into()),
-            _ if !self.state.lock().breaker.is_closed() => Health::breaker_open(self.id()),
+            _ if !closed => Health::breaker_open(self.id()),
+            _ if silent => Health::Down(format!("not connected ({})", self.id()).into()),
             carriers::Health::Degraded(reason) => Health::Degraded(reason.to_string().into()),
             carriers::Health::Up => Health::Up,
         }
@@ -205,9 +271,13 @@ impl Guard {
         }
     }
 
-    /// Signals sent since the last call.
+    /// Operations since the last call: signals sent, or what the carrier counts itself.
     pub(super) fn take_uncounted(&self) -> u64 {
-        std::mem::take(&mut self.state.lock().uncounted)
+        let own = self
+            .carrier
+            .operations()
+            .map_or(0, |own| own.swap(0, Ordering::Relaxed));
+        std::mem::take(&mut self.state.lock().uncounted) + own
     }
 
     /// Counts signals that were sent; also those that could not be recorded before.
@@ -215,14 +285,19 @@ impl Guard {
         self.state.lock().uncounted += operations;
     }
 
+    /// From a signal to the claim that it leads to. Its two parts are in two processes, so each is measured by one clock:
+    /// the way to the far side and back, which stands for the way to it and on to the other process, and what follows there.
     /// The floor promises the wait for its poll: its doorbell is no more than a courtesy.
     fn offered_ms(&self, state: &State, class: Class, now: Duration) -> f64 {
-        let window = &state.latency[class as usize];
+        let (signals, claims) = (&state.signals[class as usize], &state.claims[class as usize]);
         if self.id() == planner::FLOOR {
-            window.offered_ms(Duration::MAX)
-        } else {
-            window.offered_ms(now)
+            return signals.offered_ms(Duration::MAX);
         }
+        let claim_ms = match claims.samples(now) {
+            0 => self.claim_times.offered_ms(),
+            _ => claims.offered_ms(now),
+        };
+        signals.offered_ms(now) + claim_ms
     }
 
     fn now(&self) -> Duration {
@@ -263,6 +338,7 @@ impl Guard {
             return false;
         };
         let started = Instant::now();
+        self.state.lock().calling_since = Some(self.now());
         let sent = timeout(self.deadline(), self.carrier.signal(class, signals)).await;
         let took = started.elapsed();
         let outcome = match sent {
@@ -272,7 +348,7 @@ impl Guard {
         };
         let taken = outcome.is_ok();
         telemetry::carrier_signals(self.id(), class, taken, signals.len() as u64, took);
-        if taken {
+        if taken && self.carrier.operations().is_none() {
             self.count(signals.len() as u64);
         }
         self.ended(permit, class, outcome);
@@ -289,10 +365,12 @@ impl Guard {
         let now = self.now();
         let mut state = self.state.lock();
         state.used_at = now;
+        state.silent = outcome.is_err() && state.waits_for_long(now);
+        state.calling_since = None;
         let change = match &outcome {
             Ok(sample) => {
                 if let Some(sample) = sample {
-                    state.latency[class as usize].record(*sample, now);
+                    state.signals[class as usize].record(*sample, now);
                 }
                 state.breaker.succeeded(permit)
             }
@@ -339,7 +417,7 @@ impl Guard {
             for class in self.descriptor.classes {
                 if let Ok(Some(sample)) = outcome {
                     let now = self.now();
-                    self.state.lock().latency[*class as usize].record(sample, now);
+                    self.state.lock().signals[*class as usize].record(sample, now);
                 }
             }
             self.ended(permit, self.descriptor.classes[0], outcome.map(|_| None));
@@ -355,7 +433,7 @@ impl Guard {
                 let _ = stop.run_until_cancelled(switches.changed()).await;
                 continue;
             }
-            let ended = stop.child_token();
+            let (ended, began) = (stop.child_token(), Instant::now());
             let (inbound, arrivals) = carriers::channel(ARRIVALS_MAX);
             let running = self.run_once(inbound, ended.clone());
             let listening = self.listen(arrivals, &heard);
@@ -371,6 +449,9 @@ impl Guard {
             }
             if !stop.is_cancelled() && !ended.is_cancelled() {
                 tracing::warn!(carrier = self.id(), "{} ended and is run again", self.id());
+                if began.elapsed() >= IN_ORDER {
+                    backoff.reset();
+                }
                 let _ = stop.run_until_cancelled(tokio::time::sleep(backoff.wait())).await;
             }
         }
@@ -392,5 +473,125 @@ impl Guard {
             telemetry::carrier_dropped(self.id(), telemetry::Dropped::Strange, counts.1 - counted.1);
             counted = counts;
         }
+    }
+}
+
+impl Waker for Guard {
+    fn id(&self) -> &'static str {
+        self.descriptor.id
+    }
+
+    fn claimed(&self, class: Class, after: Duration) {
+        let now = self.now();
+        self.state.lock().claims[class as usize].record(after, now);
+        self.claim_times.record(after);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use carriers::{Carrier, SignalError};
+
+    /// A carrier whose runs last as long as they are told, and then for ever.
+    #[derive(Default)]
+    struct Fake {
+        runs: Mutex<Vec<Duration>>,
+        /// When each run began and ended.
+        ran: Mutex<Vec<(Instant, Instant)>>,
+    }
+
+    impl Carrier for Fake {
+        fn health(&self) -> carriers::Health {
+            carriers::Health::Up
+        }
+
+        async fn signal(&self, _class: Class, _signals: &[Signal]) -> Result<(), SignalError> {
+            Ok(())
+        }
+
+        async fn run(&self, _inbound: Inbound, stop: CancellationToken) {
+            let began = Instant::now();
+            let next = self.runs.lock().pop();
+            match next {
+                Some(run) => tokio::time::sleep(run).await,
+                None => stop.cancelled().await,
+            }
+            self.ran.lock().push((began, Instant::now()));
+        }
+    }
+
+    fn guard(id: &str, carrier: Fake, default_ms: f64, times: &Arc<ClaimTimes>) -> (Guard, Arc<Fake>) {
+        let (descriptor, carrier) = (carriers::descriptor(id).expect("a carrier"), Arc::new(carrier));
+        let same: Arc<dyn DynCarrier> = Arc::<Fake>::clone(&carrier);
+        let guard = Guard::new(descriptor, same, Switches::default(), default_ms, Arc::clone(times));
+        (guard, carrier)
+    }
+
+    fn offered(guard: &Guard, class: Class) -> f64 {
+        let offers = guard.snapshot().latency_ms;
+        offers.iter().find(|(of, _)| *of == class).expect("it serves it").1
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_carrier_offers_the_time_to_the_claim_and_one_that_led_to_none_that_of_the_others() {
+        let times = ClaimTimes::new();
+        let [valkey, nats, floor] = [("valkey-v1", 2.0), ("nats-v1", 1.0), ("pg-v1", 250.0)]
+            .map(|(id, ms)| guard(id, Fake::default(), ms, &times).0);
+        let near = |found: f64, expected: f64| (found - expected).abs() <= expected * 0.05;
+        assert!(near(offered(&valkey, Class::Queue), 2.0), "nothing is known yet");
+        for _ in 0..1000 {
+            valkey.claimed(Class::Queue, Duration::from_millis(10));
+        }
+        assert!(
+            near(offered(&valkey, Class::Queue), 12.0),
+            "{}",
+            offered(&valkey, Class::Queue)
+        );
+        assert!(near(offered(&valkey, Class::Topic), 12.0), "as its other class");
+        assert!(
+            near(offered(&nats, Class::Topic), 11.0),
+            "it would have to claim as well"
+        );
+        for _ in 0..1000 {
+            nats.claimed(Class::Topic, Duration::from_millis(30));
+            floor.claimed(Class::Topic, Duration::from_millis(30));
+        }
+        assert!(near(offered(&nats, Class::Topic), 31.0));
+        assert!(near(offered(&valkey, Class::Queue), 12.0), "its own is what counts");
+        assert!(near(offered(&floor, Class::Topic), 250.0), "what it promises");
+        tokio::time::advance(Duration::from_secs(40)).await;
+        assert!(
+            near(offered(&nats, Class::Topic), 1.0),
+            "half a minute later it is forgotten"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_carrier_that_ran_for_long_is_run_again_soon_whatever_happened_before() {
+        let (long, short) = (Duration::from_secs(3600), Duration::from_millis(1));
+        let runs = Mutex::new(vec![long, short, short, short, short, short, short]);
+        let fake = Fake {
+            runs,
+            ..Fake::default()
+        };
+        let (guard, fake) = guard("valkey-v1", fake, 2.0, &ClaimTimes::new());
+        let (guard, stop) = (Arc::new(guard), CancellationToken::new());
+        let (running, stopped) = (Arc::clone(&guard), stop.clone());
+        let task = tokio::spawn(async move { running.run(|_| {}, stopped).await });
+        while fake.ran.lock().len() < 7 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        stop.cancel();
+        task.await.expect("an end");
+        let ran = fake.ran.lock().clone();
+        let pause = |run: usize| ran[run].0 - ran[run - 1].1;
+        assert!(
+            pause(6) >= Duration::from_secs(4),
+            "it ended again and again: {:?}",
+            pause(6)
+        );
+        assert!(pause(7) < Duration::from_millis(301), "it was in order: {:?}", pause(7));
     }
 }

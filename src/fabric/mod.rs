@@ -18,26 +18,25 @@ use arc_swap::ArcSwap;
 use carriers::{Arrival, Env, Heard, REGISTRY, Signal};
 use parking_lot::Mutex;
 use planner::health::floor_latency_ms;
-use planner::{Carrier, Class, FLOOR, Intent, Market, PolicyClass, RateCards, SHIPPED_RATE_CARDS};
+use planner::{Carrier, Class, FLOOR, Intent, Market, PolicyClass, RateCards};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::delivery::Wake;
+use crate::cards;
+use crate::delivery::{Wake, Waker};
 use crate::domain::ids::{EventId, SubscriptionId};
 use crate::domain::time::Millis;
 use crate::realtime::Bell;
 use crate::store::SharedStore;
 use crate::telemetry;
 
-use guard::{Guard, Switches};
+use guard::{ClaimTimes, Guard, Switches};
 use placing::Places;
 use usage::Counts;
 
 pub use explain::{CarrierState, Explained};
 pub use placing::{Choice, Placed};
 
-/// The name in messages of the cards this release comes with.
-const CARDS_NAME: &str = "rate-cards/rate-cards.json";
 /// How often health, latency and switches are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// What carries word to live streams: any policy's events come to all processes alike.
@@ -109,6 +108,7 @@ impl Fabric {
     /// [`StartError`] where a variable or the rate cards are wrong.
     pub fn open(settings: &FabricSettings<'_>, store: SharedStore) -> Result<Self, StartError> {
         let mut guards = Vec::new();
+        let claim_times = ClaimTimes::new();
         for descriptor in REGISTRY {
             let Some(carrier) = (descriptor.open)(&settings.env).map_err(StartError::Carrier)? else {
                 continue;
@@ -122,12 +122,20 @@ impl Fabric {
                 FLOOR => floor_latency_ms(settings.poll_interval.as_secs_f64() * 1000.0),
                 _ => descriptor.default_latency_ms,
             };
-            guards.push(Arc::new(Guard::new(descriptor, carrier, switches, default_ms)));
+            let claim_times = Arc::clone(&claim_times);
+            guards.push(Arc::new(Guard::new(
+                descriptor,
+                carrier,
+                switches,
+                default_ms,
+                claim_times,
+            )));
         }
         let now = (settings.clock)();
         let cards = Arc::new(read_cards(settings.rate_cards.as_ref(), now).map_err(StartError::Cards)?);
         let counts = Counts::new(now);
-        let market = Market::new(carriers_of(&guards), Arc::clone(&cards), counts.states(now), now.0);
+        let market = Market::new(carriers_of(&guards), Arc::clone(&cards), counts.states(now), now.0).usage_unread();
+        warn_of_unpriced(&guards, &cards);
         Ok(Self {
             guards,
             market: ArcSwap::from_pointee(market),
@@ -150,9 +158,10 @@ impl Fabric {
             let (guard, stop) = (Arc::clone(guard), stop.clone());
             let heard = {
                 let (store, wake, streams) = (Arc::clone(&self.store), wake.clone(), streams.clone());
+                let waker: Arc<dyn Waker> = Arc::<Guard>::clone(&guard);
                 move |arrival: &Arrival| {
                     streams.ring();
-                    hear(&store, &wake, arrival);
+                    hear(&store, &wake, &waker, arrival);
                 }
             };
             let under = floor.filter(|_| guard.id() != FLOOR).cloned();
@@ -170,6 +179,8 @@ impl Fabric {
         tasks.spawn(async move { fabric.look(ended).await });
         let (fabric, ended) = (Arc::clone(self), stop.clone());
         tasks.spawn(async move { fabric.count(ended).await });
+        let (fabric, ended) = (Arc::clone(self), stop.clone());
+        tasks.spawn(async move { fabric.keep_recorded(ended).await });
     }
 
     /// Says what was committed to the carriers it was placed on. It waits for nothing.
@@ -195,10 +206,15 @@ impl Fabric {
                 continue;
             };
             guard.push(first.choice.class, signals());
-            if guard.id() != carrier
-                && let Some(own) = self.guard(carrier)
+            let cards = self.cards.load();
+            let usable = |other: &&Arc<Guard>| other.id() == carrier || cards.get(other.descriptor.rate_card).is_some();
+            for other in self
+                .guards
+                .iter()
+                .filter(|other| other.id() != guard.id())
+                .filter(usable)
             {
-                own.try_out(first.choice.class, signals());
+                other.try_out(first.choice.class, signals());
             }
         }
     }
@@ -236,6 +252,7 @@ impl Fabric {
     /// What is wrong, for the log.
     pub fn reload_cards(&self) -> Result<(), String> {
         let cards = read_cards(self.rate_cards.as_ref(), (self.clock)())?;
+        warn_of_unpriced(&self.guards, &cards);
         self.cards.store(Arc::new(cards));
         self.renew_market();
         Ok(())
@@ -263,7 +280,13 @@ impl Fabric {
             self.follow_switches();
             for guard in &self.guards {
                 let snapshot = guard.snapshot();
-                telemetry::carrier_state(guard.id(), &snapshot.health, snapshot.breaker, snapshot.waiting);
+                telemetry::carrier_state(
+                    guard.id(),
+                    &snapshot.health,
+                    snapshot.breaker,
+                    snapshot.waiting,
+                    &snapshot.latency_ms,
+                );
             }
             self.renew_market();
         }
@@ -279,11 +302,12 @@ impl Fabric {
 
     fn renew_market(&self) {
         let now = (self.clock)();
-        let market = self.market.load();
-        let carriers = carriers_of(&self.guards);
-        if let Some(next) = market.next(carriers, self.cards.load_full(), self.counts.states(now), now.0) {
-            self.market.store(Arc::new(next));
-        }
+        // Whoever else renews it at the same time makes the epoch before or after this one, never the same.
+        self.market.rcu(|market| {
+            let carriers = carriers_of(&self.guards);
+            let next = market.next(carriers, self.cards.load_full(), self.counts.states(now), now.0);
+            next.map_or_else(|| Arc::clone(market), Arc::new)
+        });
     }
 }
 
@@ -296,8 +320,23 @@ fn carriers_of(guards: &[Arc<Guard>]) -> Vec<Carrier> {
     guards.iter().map(carrier).collect()
 }
 
+/// Says which carriers are in use here and can never be chosen: one letter wrong in the id of a card is enough.
+fn warn_of_unpriced(guards: &[Arc<Guard>], cards: &RateCards) {
+    for guard in guards {
+        let card = guard.descriptor.rate_card;
+        if !guard.switches().by_configuration && cards.get(card).is_none() {
+            let id = guard.id();
+            tracing::warn!(
+                carrier = id,
+                "there is no rate card {card}, so {id} is never chosen: add the card to the file of EVENTS_RATE_CARDS, \
+                 or leave {id} out of EVENTS_CARRIERS"
+            );
+        }
+    }
+}
+
 /// What a carrier heard becomes a look; what names no subscription of ours becomes nothing.
-fn hear(store: &SharedStore, wake: &Wake, arrival: &Arrival) {
+fn hear(store: &SharedStore, wake: &Wake, waker: &Arc<dyn Waker>, arrival: &Arrival) {
     match &arrival.heard {
         Heard::Everything => wake.everything(),
         Heard::Signals(signals) => {
@@ -306,28 +345,12 @@ fn hear(store: &SharedStore, wake: &Wake, arrival: &Arrival) {
                 .iter()
                 .filter_map(|signal| SubscriptionId::parse(signal.subscription_id.as_deref()?))
                 .filter(|id| view.knows(id));
-            wake.subscriptions(known);
+            wake.heard(waker, arrival.at, known);
         }
     }
 }
 
 fn read_cards(file: Option<&PathBuf>, now: Millis) -> Result<RateCards, String> {
-    let Some(file) = file else {
-        return RateCards::parse(CARDS_NAME, SHIPPED_RATE_CARDS.as_bytes(), now.0)
-            .map_err(|mistakes| mistakes.to_string());
-    };
-    let name = file.display().to_string();
-    let found = std::fs::metadata(file).and_then(|found| {
-        // Read whole only where it can be one.
-        if found.len() > planner::CARDS_BYTES_MAX as u64 {
-            Ok(None)
-        } else {
-            std::fs::read(file).map(Some)
-        }
-    });
-    match found {
-        Ok(Some(text)) => RateCards::parse(&name, &text, now.0).map_err(|mistakes| mistakes.to_string()),
-        Ok(None) => Err(format!("{name} is larger than {} bytes", planner::CARDS_BYTES_MAX)),
-        Err(error) => Err(format!("EVENTS_RATE_CARDS names {name}, which cannot be read: {error}")),
-    }
+    let name = file.map(|file| file.display().to_string()).unwrap_or_default();
+    cards::read(file.map(|file| (file.as_path(), name.as_str())), now).map_err(|mistakes| mistakes.join("; "))
 }

@@ -1,10 +1,13 @@
 //! Which carrier the deliveries of a group are placed on. What is new is remembered only once the group has committed.
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
 
 use planner::{Ask, Class, Decided, Intent, Memory, PolicyKey, Proposal, Text};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
-use crate::store::NewPlacement;
+use crate::store::{NewPlacement, PLACED_BY_MAX, Placements, Placer, answered};
 use crate::telemetry;
 
 use super::Fabric;
@@ -12,11 +15,37 @@ use super::Fabric;
 /// Recorded decisions that are known by id; beyond it they are looked up again.
 const RECORDED_MAX: usize = 16_384;
 
+/// How often the store is told which decisions are still acted on.
+const SAY_INTERVAL: Duration = PLACED_BY_MAX.checked_div(6).expect("six is not zero");
+/// How soon it is told again where that failed.
+const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
+
 /// What this process decided, and under which id it is on record.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Places {
     pub(super) memory: Memory,
     recorded: HashMap<(Class, PolicyKey), i64>,
+    /// Since then every one of `recorded` was recorded, or said to be in use.
+    said_at: Instant,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self {
+            memory: Memory::default(),
+            recorded: HashMap::new(),
+            said_at: Instant::now(),
+        }
+    }
+}
+
+impl Places {
+    /// Forgets everything where the store was not told for too long that it is in use: it may have been pruned.
+    fn forget_unsaid(&mut self, now: Instant) {
+        if now.duration_since(self.said_at) >= PLACED_BY_MAX {
+            *self = Self::default();
+        }
+    }
 }
 
 /// How the deliveries of one policy are woken.
@@ -53,7 +82,8 @@ impl Fabric {
             key: None,
         };
         let market = self.market.load();
-        let places = self.places.lock();
+        let mut places = self.places.lock();
+        places.forget_unsaid(Instant::now());
         let decided = places.memory.decide(ask, &market, (self.clock)().0);
         let decision = decided.decision();
         let choice = Choice {
@@ -92,6 +122,58 @@ impl Fabric {
             }
             proposal.committed(&mut places.memory);
         }
+    }
+}
+
+impl Fabric {
+    /// Tells the store now and then which decisions are acted on here, so that none of them is forgotten, until the stop.
+    pub(super) async fn keep_recorded(&self, stop: CancellationToken) {
+        let mut wait = SAY_INTERVAL;
+        while stop.run_until_cancelled(sleep(wait)).await.is_some() {
+            let asked = Instant::now();
+            let ids: Vec<i64> = self.places.lock().recorded.values().copied().collect();
+            wait = match answered(self.store.use_placements(&ids)).await {
+                Ok(()) => {
+                    self.places.lock().said_at = asked;
+                    SAY_INTERVAL
+                }
+                Err(error) => {
+                    tracing::debug!(error = %error, "that decisions are in use could not be said yet: {error}");
+                    SAY_AGAIN_AFTER
+                }
+            };
+        }
+    }
+}
+
+impl Placer for Fabric {
+    type Decisions = Placed;
+
+    fn begin(&self) -> Placed {
+        Placed::default()
+    }
+
+    fn decide(&self, decisions: &mut Placed, policy: &PolicyKey, intent: &Intent) -> usize {
+        self.place(decisions, policy, intent)
+    }
+
+    fn committed(&self, decisions: Placed) {
+        self.committed(decisions);
+    }
+}
+
+impl Placements for Placed {
+    fn unrecorded(&self) -> Vec<NewPlacement<'_>> {
+        self.unrecorded()
+    }
+
+    fn recorded(&mut self, ids: &[i64]) {
+        self.recorded(ids);
+    }
+
+    fn placement(&self, place: usize) -> (&str, Option<i64>) {
+        let choice = self.choice(place);
+        (&choice.carrier, choice.placement_id)
     }
 }
 
@@ -140,5 +222,25 @@ impl Placed {
             proposal.record().is_some() || self.choices[*index].1.placement_id.is_none()
         };
         self.proposals.iter().filter(is_new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_store_was_not_told_of_for_an_hour_is_put_on_record_anew() {
+        let mut places = Places::default();
+        places.recorded.insert((Class::Queue, PolicyKey::new(None, 0)), 7);
+        tokio::time::advance(PLACED_BY_MAX - Duration::from_secs(1)).await;
+        places.forget_unsaid(Instant::now());
+        assert_eq!(places.recorded.len(), 1);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        places.forget_unsaid(Instant::now());
+        assert!(places.recorded.is_empty(), "it may have been forgotten");
+        places.recorded.insert((Class::Queue, PolicyKey::new(None, 0)), 8);
+        places.forget_unsaid(Instant::now());
+        assert_eq!(places.recorded.len(), 1, "it has begun anew");
     }
 }

@@ -38,7 +38,8 @@ impl Counts {
 }
 
 impl Fabric {
-    /// Moves counts to the store and takes over the sums, until the stop and once more then.
+    /// Moves counts to the store and takes over the sums, until the stop and once more then. The first time is at once, so
+    /// that an allowance that is used up is not taken for a new one at each start.
     pub(super) async fn count(&self, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -88,6 +89,8 @@ impl Fabric {
                     let operations = u64::try_from(one.operations).unwrap_or(0);
                     usage.set(&one.provider, &one.metric, operations, now.0);
                 }
+                drop(usage);
+                self.renew_market();
                 Ok(())
             }
             Err(error) => {

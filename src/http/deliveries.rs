@@ -157,7 +157,11 @@ pub(super) async fn replay(
         Some(Value::Bool(true)) => true,
         Some(_) => return Err(ApiError::BadRequest("details must be true or false".into())),
     };
-    let replayed = api.store.replay(&id, &selection).await?.ok_or_else(unknown)?;
+    let replayed = api
+        .store
+        .replay(&id, &selection, &*api.fabric)
+        .await?
+        .ok_or_else(unknown)?;
     (api.wake)(std::slice::from_ref(&id));
     let before = |position: i64| Cursor {
         epoch,

@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::domain::deliveries::{DeliveryCounts, WorkerState};
+use crate::domain::deliveries::{DeliveryCounts, Waiting, WorkerState};
 use crate::domain::time::Millis;
 use crate::problem::Cause;
 
@@ -93,6 +93,8 @@ impl Verdict {
 pub trait Vitals: Send + Sync + 'static {
     /// Reads the figures of the database.
     fn stored(&self) -> BoxFuture<'static, Result<StoredVitals, Cause>>;
+    /// Reads from the database how long deliveries have waited. It may take a while where very many wait.
+    fn waiting(&self) -> BoxFuture<'static, Result<Waiting, Cause>>;
     /// The delivery worker of this process, from memory.
     fn worker(&self) -> WorkerState;
     /// Open streams of this process, from memory.
@@ -356,6 +358,9 @@ mod tests {
                 })
             }
             .boxed()
+        }
+        fn waiting(&self) -> BoxFuture<'static, Result<Waiting, Cause>> {
+            async { Ok(Waiting::default()) }.boxed()
         }
         fn worker(&self) -> WorkerState {
             WorkerState::default()

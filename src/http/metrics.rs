@@ -36,11 +36,17 @@ async fn scrape(
     if !is_direct_loopback(peer, request.headers()) {
         return fallback::not_found(method, uri).await.into_response();
     }
-    let stored = tokio::time::timeout(COLLECT_DEADLINE, vitals.stored()).await;
+    let (stored, waiting) = tokio::join!(
+        tokio::time::timeout(COLLECT_DEADLINE, vitals.stored()),
+        tokio::time::timeout(COLLECT_DEADLINE, vitals.waiting())
+    );
     let stored = stored.ok().and_then(Result::ok);
+    let waiting = waiting.ok().and_then(Result::ok);
     let readings = Readings {
         deliveries: stored.map(|stored| stored.deliveries),
         latest_seq: stored.map(|stored| stored.latest_seq),
+        oldest_due_ms: waiting.map(|waiting| waiting.oldest_due_ms),
+        oldest_head_ms: waiting.and_then(|waiting| waiting.oldest_head_ms),
         realtime_connections: Some(vitals.realtime_connections()),
     };
     let headers = [

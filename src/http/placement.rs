@@ -62,9 +62,9 @@ pub(super) async fn explain(
     query: Query,
 ) -> Result<Response, ApiError> {
     let (event_type, view) = asked(&api, &query).await?;
-    // One that is short enough may be meant as it is kept, digest and all.
+    // One that could be kept as it is may be meant so, digest and all.
     let key = query.non_empty("key")?.map(|key| match key.chars().count() {
-        ..=KEY_CHARS_MAX => key.to_owned(),
+        ..=KEY_CHARS_MAX if !key.contains('\0') => key.to_owned(),
         _ => bounded_key(key),
     });
     let rule = view.policies.rule(event_type);

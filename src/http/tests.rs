@@ -17,7 +17,7 @@ use super::health::{StoredVitals, Vitals};
 use super::query::PathOf;
 use super::server::Peer;
 use super::{body, layers, metrics};
-use crate::domain::deliveries::WorkerState;
+use crate::domain::deliveries::{Waiting, WorkerState};
 use crate::problem::{ApiError, Cause};
 use crate::telemetry::Metrics;
 
@@ -266,6 +266,9 @@ struct NoStore;
 
 impl Vitals for NoStore {
     fn stored(&self) -> BoxFuture<'static, Result<StoredVitals, Cause>> {
+        async { Err("down".into()) }.boxed()
+    }
+    fn waiting(&self) -> BoxFuture<'static, Result<Waiting, Cause>> {
         async { Err("down".into()) }.boxed()
     }
     fn worker(&self) -> WorkerState {

@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use planner::Class;
+
 use crate::domain::ids::SubscriptionId;
 use crate::domain::seal::Unopened;
 use crate::domain::time::Millis;
@@ -85,6 +87,10 @@ pub struct Claimed {
     pub at_most_once: bool,
     /// An operator ended it while an attempt ran that has left no result; there is to be no other.
     pub skipped: bool,
+    /// The carrier it was placed on, as recorded with it.
+    pub carrier: Option<String>,
+    /// What it was woken as, where its placement is on record.
+    pub class: Option<Class>,
     /// What to send; `None` when the event is gone or cannot be read, so that it can only be given up.
     pub event: Option<StoredEvent>,
 }
@@ -223,7 +229,7 @@ impl Store {
                    free, claims_from, consumer, endpoint, secret, previous_secret, retry_policy, seq, attempt, at_most_once,
                    skipped_by_operator, claim_id, priority, due_at, event_id, event_type, event_version, source, actor,
                    on_behalf_of, subject_type, subject_id, subject_revision, trace_id, event_priority, visibility,
-                   occurred_at, received_at, payload, hops
+                   occurred_at, received_at, payload, hops, carrier, carrier_class
             FROM settle_and_claim(
                 $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22,
                 $23
@@ -321,6 +327,8 @@ impl Store {
                 retry_policy: row.retry_policy,
                 at_most_once: row.at_most_once.unwrap_or_default(),
                 skipped: row.skipped_by_operator.unwrap_or_default(),
+                carrier: row.carrier,
+                class: row.carrier_class.as_deref().and_then(Class::of_label),
                 event: event.and_then(EventRow::read),
                 subscription_id,
             });
@@ -330,8 +338,8 @@ impl Store {
 
     /// Releases claims whose lease has ended, and, when there is a `judge`, an owner that lives now as well, claims whose
     /// owner no longer lives. A released row is due at once, and its attempt counts: it may have left the process. With a
-    /// key it keeps the mark, for it is unfinished. Answers the subscriptions that have work again.
-    pub async fn release_lost(&self, judge: Option<&str>) -> Result<Vec<SubscriptionId>, StoreError> {
+    /// key it keeps the mark, for it is unfinished.
+    pub async fn release_lost(&self, judge: Option<&str>) -> Result<Released, StoreError> {
         let mut transaction = self.begin_relaxed().await?;
         // The range stands for "is not null": of a table that was not analysed since it grew, that alone is taken for
         // nearly every row, and the whole table would be read in position order. It passes over every claim that ended since
@@ -370,7 +378,7 @@ impl Store {
         .fetch_all(self.run(&mut transaction))
         .await?;
         if rows.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Released::default());
         }
         let mut change = super::DeliveryCounts::default();
         for row in &rows {
@@ -385,8 +393,20 @@ impl Store {
             .collect();
         subscriptions.sort_unstable_by(|a, b| a.as_str().cmp(b.as_str()));
         subscriptions.dedup();
-        Ok(subscriptions)
+        Ok(Released {
+            claims: rows.len(),
+            subscriptions,
+        })
     }
+}
+
+/// Claims that ended without a result.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Released {
+    /// How many.
+    pub claims: usize,
+    /// Whose they were; these have work again.
+    pub subscriptions: Vec<SubscriptionId>,
 }
 
 /// The columns of candidates, one array each.

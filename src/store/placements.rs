@@ -1,6 +1,8 @@
 //! Recorded decisions: which carrier wakes the deliveries of a policy. A row is written in the transaction of the publish
 //! that first acts on it.
 
+use std::time::Duration;
+
 use crate::domain::ids::{EventId, SubscriptionId};
 use crate::domain::time::Millis;
 
@@ -9,6 +11,11 @@ use super::{Store, StoreError};
 
 /// Decisions that one statement forgets.
 const FORGOTTEN_MAX: i64 = 1000;
+/// How long a process may place deliveries by a decision after it said so.
+pub const PLACED_BY_MAX: Duration = Duration::from_secs(60 * 60);
+const PLACED_BY_MAX_MS: i64 = 60 * 60 * 1000;
+/// A word that was said within this time stands for a new one.
+const SAID_INTERVAL_MS: i64 = PLACED_BY_MAX_MS / 12;
 
 /// A decision that is not on record yet.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,10 +87,16 @@ impl Group<'_> {
                 ) last
                 WHERE last.carrier = w.carrier
             ), new AS (
-                INSERT INTO delivery_placements (carrier_class, policy_pattern, policy_revision, carrier, result, decided_at)
-                SELECT class, pattern, revision, carrier, result::jsonb, $6
+                INSERT INTO delivery_placements (
+                    carrier_class, policy_pattern, policy_revision, carrier, result, decided_at, used_at
+                )
+                SELECT class, pattern, revision, carrier, result::jsonb, $6, $6
                 FROM wanted WHERE ordinal NOT IN (SELECT ordinal FROM known)
                 RETURNING id, carrier_class, policy_pattern, policy_revision
+            ), used AS (
+                UPDATE delivery_placements p SET used_at = $6
+                FROM known k
+                WHERE p.id = k.id AND coalesce(p.used_at, 0) < $6 - $7
             )
             SELECT coalesce(k.id, n.id) AS "id!"
             FROM wanted w
@@ -98,6 +111,7 @@ impl Group<'_> {
             &carriers as &[&str],
             &results as &[&str],
             self.now_ms,
+            SAID_INTERVAL_MS,
         )
         .fetch_all(self.store.run(&mut self.transaction))
         .await?;
@@ -106,9 +120,33 @@ impl Group<'_> {
 }
 
 impl Store {
-    /// Forgets decisions older than `retention_ms`, a bounded number of them, and answers whether there may be more. What
-    /// was decided last stays: of each class and key, and of each policy in force, of which `default_class` is that of the
-    /// default one.
+    /// Says that this process still places deliveries by these decisions. It may do that for [`PLACED_BY_MAX`] and then has
+    /// to say so again: after that nothing keeps them from being forgotten.
+    pub async fn use_placements(&self, ids: &[i64]) -> Result<(), StoreError> {
+        let mut transaction = self.begin_relaxed().await?;
+        // What another process has just said need not be said again, nor waited for.
+        sqlx::query!(
+            r#"
+            UPDATE delivery_placements p SET used_at = now_ms()
+            WHERE p.id IN (
+                SELECT u.id FROM delivery_placements u
+                WHERE u.id = ANY($1) AND coalesce(u.used_at, 0) < now_ms() - $2
+                ORDER BY u.id
+                FOR UPDATE
+            )
+            "#,
+            ids,
+            SAID_INTERVAL_MS,
+        )
+        .execute(self.run(&mut transaction))
+        .await?;
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// Forgets decisions by which nothing was placed for `retention_ms`, a bounded number of them, and answers whether
+    /// there may be more. What was decided last stays: of each class and key, and of each policy in force, of which
+    /// `default_class` is that of the default one.
     pub async fn forget_placements(&self, retention_ms: i64, default_class: &str) -> Result<bool, StoreError> {
         let mut transaction = self.begin_relaxed().await?;
         // Nothing old becomes the newest again, so a snapshot that is a little late keeps more and never less. Rows that
@@ -117,7 +155,7 @@ impl Store {
             r#"
             DELETE FROM delivery_placements WHERE id IN (
                 SELECT p.id FROM delivery_placements p
-                WHERE p.decided_at < now_ms() - $1
+                WHERE greatest(p.decided_at, p.used_at) < now_ms() - $1
                   AND p.id NOT IN (
                     SELECT DISTINCT ON (carrier_class, ordering_key) id FROM delivery_placements
                     ORDER BY carrier_class, ordering_key, decided_at DESC, id DESC
@@ -136,7 +174,7 @@ impl Store {
                 FOR UPDATE SKIP LOCKED
             )
             "#,
-            retention_ms,
+            retention_ms.saturating_add(2 * PLACED_BY_MAX_MS),
             default_class,
             FORGOTTEN_MAX,
         )

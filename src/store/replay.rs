@@ -1,8 +1,10 @@
 //! Sending again: an operator puts deliveries back into the queue, or makes them for events from before.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
+use planner::{Intent, PolicyKey};
 use sqlx::PgConnection;
 use tokio::time::Instant;
 
@@ -14,7 +16,7 @@ use crate::domain::topic::TopicPattern;
 
 use super::counts::CountRole;
 use super::settle::{Key, ROUNDS_MAX};
-use super::{DeliveryCounts, Store, StoreError, View};
+use super::{DeliveryCounts, Group, NewPlacement, Store, StoreError};
 
 /// Events that one replay examines, whatever matches.
 const SCAN_ROWS_MAX: i64 = 100_000;
@@ -82,6 +84,33 @@ impl Replayed {
     }
 }
 
+/// Decides how the deliveries that a replay queues are woken.
+pub trait Placer: Sync {
+    /// What one transaction decides. Dropping it forgets what is new in it.
+    type Decisions: Placements + Send;
+
+    /// Nothing is decided yet.
+    fn begin(&self) -> Self::Decisions;
+
+    /// Decides for a policy, and answers the decision's place; the same one again for the same policy.
+    fn decide(&self, decisions: &mut Self::Decisions, policy: &PolicyKey, intent: &Intent) -> usize;
+
+    /// Remembers what was decided, now that it has been committed.
+    fn committed(&self, decisions: Self::Decisions);
+}
+
+/// The decisions of one transaction.
+pub trait Placements {
+    /// Those that must be put on record.
+    fn unrecorded(&self) -> Vec<NewPlacement<'_>>;
+
+    /// They are on record under these ids, in the order of [`Placements::unrecorded`].
+    fn recorded(&mut self, ids: &[i64]);
+
+    /// The carrier that was decided on, and the id of the decision on record.
+    fn placement(&self, place: usize) -> (&str, Option<i64>);
+}
+
 /// A stored event that was named.
 struct Named {
     id: String,
@@ -95,6 +124,15 @@ struct NewRows {
     position: Vec<i64>,
     key: Vec<Option<String>>,
     at_most_once: Vec<bool>,
+}
+
+/// How every row of a replay is woken, made or not, one array a column.
+#[derive(Default)]
+struct Woken {
+    position: Vec<i64>,
+    key: Vec<Option<String>>,
+    carrier: Vec<String>,
+    placement_id: Vec<Option<i64>>,
 }
 
 /// A key of which a replay puts rows back.
@@ -130,10 +168,13 @@ impl Store {
     /// A claimed row only gets a new generation: the claim that runs releases it at its end, so no result of it can
     /// overwrite the reset row. Named events are queued all or none. A longer selection is queued chunk by chunk, and what
     /// was committed is told, also where the next chunk failed: that one may be queued once more by whoever goes on.
+    ///
+    /// Each delivery is placed anew by the policy in force, and joins the backlog of its key where there is one.
     pub async fn replay(
         &self,
         subscription_id: &SubscriptionId,
         selection: &ReplaySelection,
+        placer: &impl Placer,
     ) -> Result<Option<Replayed>, StoreError> {
         let began = Instant::now();
         let id = subscription_id.as_str();
@@ -159,7 +200,7 @@ impl Store {
             ReplaySelection::Events(ids) => {
                 let named = self.named(&mut reader, &pattern, ids).await?;
                 drop(reader);
-                self.replay_named(id, named, &mut replayed).await?;
+                self.replay_named(id, named, placer, &mut replayed).await?;
                 return Ok(Some(replayed));
             }
             ReplaySelection::FromPosition(from) => *from,
@@ -171,12 +212,12 @@ impl Store {
         // One transaction a chunk, so that no publish waits for a whole replay.
         for (done, chunk) in positions.chunks(CHUNK).enumerate() {
             let requeued = match done {
-                0 => self.requeue_chunk(id, chunk).await?,
+                0 => self.requeue_chunk(id, chunk, placer).await?,
                 _ if began.elapsed() >= TIME_MAX => {
                     replayed.next = chunk.first().copied();
                     break;
                 }
-                _ => match self.requeue_chunk(id, chunk).await {
+                _ => match self.requeue_chunk(id, chunk, placer).await {
                     Ok(requeued) => requeued,
                     Err(error) => {
                         tracing::warn!(error = %error, subscription_id = id, "a replay was cut short: {error}");
@@ -215,11 +256,17 @@ impl Store {
         Ok(named.collect())
     }
 
-    async fn replay_named(&self, id: &str, named: Vec<Named>, replayed: &mut Replayed) -> Result<(), StoreError> {
+    async fn replay_named(
+        &self,
+        id: &str,
+        named: Vec<Named>,
+        placer: &impl Placer,
+        replayed: &mut Replayed,
+    ) -> Result<(), StoreError> {
         let matching = named.iter().filter(|event| event.matches);
         let positions: Vec<i64> = matching.map(|event| event.position).collect();
         if !positions.is_empty() {
-            let requeued = self.requeue_chunk(id, &positions).await?;
+            let requeued = self.requeue_chunk(id, &positions, placer).await?;
             for event in named.iter().filter(|event| event.matches) {
                 // Without a row the event was removed meanwhile.
                 let Some(&replay) = requeued.get(&event.position) else {
@@ -320,6 +367,7 @@ impl Store {
         &self,
         subscription_id: &str,
         positions: &[i64],
+        placer: &impl Placer,
     ) -> Result<HashMap<i64, Replay>, StoreError> {
         for _ in 0..ROUNDS_MAX {
             let mut transaction = self.begin().await?;
@@ -330,61 +378,139 @@ impl Store {
             if version != view.version {
                 view = self.reload_view_on(&mut transaction).await?;
             }
-            let new = self
-                .new_rows(&mut transaction, &view, subscription_id, positions)
+            // It holds the counter row as a publish does, so that decisions are put on record alike.
+            let mut group = Group {
+                store: self,
+                transaction,
+                now_ms: 0,
+                view,
+                known: HashMap::new(),
+            };
+            let mut decisions = placer.begin();
+            let (new, woken) = self
+                .rows(&mut group, subscription_id, positions, placer, &mut decisions)
                 .await?;
             let held = self
-                .lock_keys(&mut transaction, subscription_id, positions, &new)
+                .lock_keys(&mut group.transaction, subscription_id, positions, &new)
                 .await?;
             if let Some(held) = held {
                 let requeued = self
-                    .requeue(&mut transaction, subscription_id, positions, &new, &held)
+                    .requeue(&mut group.transaction, subscription_id, positions, &new, &woken, &held)
                     .await?;
-                transaction.commit().await?;
+                group.commit().await?;
+                placer.committed(decisions);
                 return Ok(requeued);
             }
         }
         Err(StoreError::marks_keep_moving())
     }
 
-    /// How the rows that are not there yet are to be carried, by the policies in force; a row that exists keeps what it
-    /// was made with.
-    async fn new_rows(
+    /// How the rows that are not there yet are to be carried, by the policies in force, and how all of them are woken; a
+    /// row that exists keeps the key and the semantics that it was made with.
+    async fn rows<P: Placer>(
         &self,
-        transaction: &mut PgConnection,
-        view: &View,
+        group: &mut Group<'_>,
         subscription_id: &str,
         positions: &[i64],
-    ) -> Result<NewRows, StoreError> {
-        let missing = sqlx::query!(
+        placer: &P,
+        decisions: &mut P::Decisions,
+    ) -> Result<(NewRows, Woken), StoreError> {
+        let rows = sqlx::query!(
             r#"
-            SELECT e.seq, e.event_type FROM events e
+            SELECT e.seq, e.event_type, d.seq IS NULL AS "missing!", d.ordering_key AS "ordering_key?",
+                   now_ms() AS "now_ms!"
+            FROM events e
+            LEFT JOIN deliveries d ON d.subscription_id = $1 AND d.seq = e.seq
             WHERE e.seq = ANY($2)
-              AND NOT EXISTS (SELECT FROM deliveries d WHERE d.subscription_id = $1 AND d.seq = e.seq)
             ORDER BY e.seq
             "#,
             subscription_id,
             positions,
         )
-        .fetch_all(self.run(transaction))
+        .fetch_all(self.run(&mut group.transaction))
         .await?;
-        let policy = |event_type: &str| view.policies.policy(event_type);
-        let ordered: Vec<i64> = missing
+        group.now_ms = rows.first().map_or(0, |row| row.now_ms);
+        let policies = Arc::clone(&group.view);
+        let policies = &policies.policies;
+        let ordered: Vec<i64> = rows
             .iter()
-            .filter(|row| policy(&row.event_type).is_ordered())
+            .filter(|row| row.missing && policies.policy(&row.event_type).is_ordered())
             .map(|row| row.seq)
             .collect();
-        let events = self.events_at(transaction, &ordered).await?;
-        let mut new = NewRows::default();
-        for row in missing {
-            let policy = policy(&row.event_type);
-            let event = events.binary_search_by_key(&row.seq, |event| event.position).ok();
-            new.position.push(row.seq);
-            new.key
-                .push(event.and_then(|index| policy.ordering_key(&events[index].envelope)));
-            new.at_most_once.push(policy.semantics() == Semantics::AtMostOnce);
+        let events = self.events_at(&mut group.transaction, &ordered).await?;
+        let (mut new, mut woken) = (NewRows::default(), Woken::default());
+        let mut places = Vec::with_capacity(rows.len());
+        for row in rows {
+            let (policy_key, policy) = policies.in_force(&row.event_type);
+            places.push(placer.decide(decisions, policy_key, policy.intent()));
+            let mut key = row.ordering_key;
+            if row.missing {
+                let event = events.binary_search_by_key(&row.seq, |event| event.position).ok();
+                key = event.and_then(|index| policy.ordering_key(&events[index].envelope));
+                new.position.push(row.seq);
+                new.key.push(key.clone());
+                new.at_most_once.push(policy.semantics() == Semantics::AtMostOnce);
+            }
+            woken.position.push(row.seq);
+            woken.key.push(key);
         }
-        Ok(new)
+        let ids = group.record_placements(&decisions.unrecorded()).await?;
+        decisions.recorded(&ids);
+        let backlogs = self
+            .backlogs(&mut group.transaction, subscription_id, &woken.key)
+            .await?;
+        // What is queued first is the backlog of what follows.
+        let mut joined: HashMap<&str, String> = HashMap::new();
+        for (place, key) in places.into_iter().zip(&woken.key) {
+            let (carrier, placement_id) = decisions.placement(place);
+            let carrier = match key.as_deref() {
+                None => carrier.to_owned(),
+                Some(key) => joined
+                    .entry(key)
+                    .or_insert_with(|| backlogs.get(key).map_or(carrier, String::as_str).to_owned())
+                    .clone(),
+            };
+            woken.carrier.push(carrier);
+            woken.placement_id.push(placement_id);
+        }
+        Ok((new, woken))
+    }
+
+    /// The carrier that the backlog of each of these keys is on, as a publish finds it: that of its newest row.
+    async fn backlogs(
+        &self,
+        transaction: &mut PgConnection,
+        subscription_id: &str,
+        keys: &[Option<String>],
+    ) -> Result<HashMap<String, String>, StoreError> {
+        let keys: BTreeSet<&str> = keys.iter().filter_map(Option::as_deref).collect();
+        if keys.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let keys: Vec<&str> = keys.into_iter().collect();
+        let found = sqlx::query!(
+            r#"
+            SELECT k.key AS "key!", tail.carrier AS "carrier!"
+            FROM unnest($2::text[]) AS k(key)
+            LEFT JOIN LATERAL (
+                SELECT least(r.open_from, r.seq) AS start FROM deliveries r
+                WHERE r.subscription_id = $1 AND r.ordering_key = k.key AND r.head AND r.status IN ('delivered', 'dead')
+                ORDER BY r.seq DESC LIMIT 1
+            ) rest ON true
+            CROSS JOIN LATERAL (
+                SELECT t.carrier FROM deliveries t
+                WHERE t.subscription_id = $1 AND t.ordering_key = k.key AND t.seq >= coalesce(rest.start, 0)
+                  AND t.status IN ('pending', 'failed')
+                ORDER BY t.seq DESC LIMIT 1
+            ) tail
+            WHERE tail.carrier IS NOT NULL
+            "#,
+            subscription_id,
+            &keys as &[&str],
+        )
+        .fetch_all(self.run(transaction))
+        .await?;
+        Ok(found.into_iter().map(|row| (row.key, row.carrier)).collect())
     }
 
     /// Takes the right to make these rows and to move the marks of their keys: the rows that are held then; `None` when it
@@ -494,6 +620,7 @@ impl Store {
         subscription_id: &str,
         positions: &[i64],
         new: &NewRows,
+        woken: &Woken,
         held: &[i64],
     ) -> Result<HashMap<i64, Replay>, StoreError> {
         let before = sqlx::query!(
@@ -514,15 +641,18 @@ impl Store {
             r#"
             INSERT INTO deliveries AS d (
                 event_id, subscription_id, seq, priority, next_attempt_at, created_at, updated_at, ordering_key,
-                at_most_once, head
+                at_most_once, head, carrier, placement_id
             )
             SELECT e.id, $1, e.seq, CASE e.priority WHEN 'critical' THEN 0 WHEN 'important' THEN 1 ELSE 2 END,
-                   now_ms(), now_ms(), now_ms(), n.key, coalesce(n.at_most_once, false), n.key IS NULL
+                   now_ms(), now_ms(), now_ms(), n.key, coalesce(n.at_most_once, false), n.key IS NULL,
+                   w.carrier, w.placement_id
             FROM events e
+            JOIN unnest($6::bigint[], $7::text[], $8::bigint[]) AS w(seq, carrier, placement_id) ON w.seq = e.seq
             LEFT JOIN unnest($3::bigint[], $4::text[], $5::boolean[]) AS n(seq, key, at_most_once) ON n.seq = e.seq
             WHERE e.seq = ANY($2)
             ON CONFLICT (subscription_id, seq) DO UPDATE
             SET generation = d.generation + 1, updated_at = now_ms(), skipped = false,
+                carrier = excluded.carrier, placement_id = excluded.placement_id,
                 status = CASE WHEN d.lease_until IS NULL THEN 'pending' ELSE d.status END,
                 attempt = CASE WHEN d.lease_until IS NULL THEN 0 ELSE d.attempt END,
                 next_attempt_at = CASE WHEN d.lease_until IS NULL THEN now_ms() ELSE d.next_attempt_at END,
@@ -538,6 +668,9 @@ impl Store {
             &new.position,
             &new.key as &[Option<String>],
             &new.at_most_once,
+            &woken.position,
+            &woken.carrier,
+            &woken.placement_id as &[Option<i64>],
         )
         .fetch_all(self.run(transaction))
         .await?;

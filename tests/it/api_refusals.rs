@@ -577,6 +577,9 @@ fn subscriptions(table: &mut Table) {
         table.subscribe(|body| body["endpoint"] = address.into());
         table.refused(422, "events.endpoint_not_allowed", "endpoint");
     }
+    table
+        .subscribe(|body| body["endpoint"] = "http://localhost:4000/x".into())
+        .refused(422, "events.endpoint_not_allowed", "EVENTS_ENDPOINT_HOSTS");
     for wrong in [Value::Null, json!(5), json!(["http://127.0.0.1/x"])] {
         table
             .subscribe(|body| body["endpoint"] = wrong)
@@ -723,6 +726,9 @@ fn deliveries(table: &mut Table) {
     ] {
         table.list(query).refused(400, "events.bad_request", names);
     }
+    let body = json!({ "disabled": true });
+    table.add("PUT", "/api/v1/carriers/kafka-v1", Some(operator()), body);
+    table.refused(404, "events.not_found", "there are pg-v1");
     for body in [
         json!({}),
         json!({ "subscription_id": id("sub") }),

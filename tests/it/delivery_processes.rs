@@ -5,7 +5,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -14,6 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api_world::operator,
+    fabric_world::all_up,
     support::{
         client::Client,
         cluster::Cluster,
@@ -29,7 +33,7 @@ use crate::{
 };
 
 /// How far the clocks of two processes lie before and behind the database's, in seconds.
-const SHIFT_S: i64 = 30;
+pub(crate) const SHIFT_S: i64 = 30;
 /// Deliveries of the drain in which PostgreSQL restarts.
 const DRAIN_ROWS: usize = 10_000;
 /// How long everything may take to arrive.
@@ -70,8 +74,13 @@ time_t time(time_t *into) {
 }
 "#;
 
-/// Compiles [`SHIFTED_CLOCK`]. A C compiler is there: the service itself does not build without one.
-fn shifted_clock() -> PathBuf {
+/// Compiles [`SHIFTED_CLOCK`], once. A C compiler is there: the service itself does not build without one.
+pub(crate) fn shifted_clock() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(compiled_clock)
+}
+
+fn compiled_clock() -> PathBuf {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (source, library) = (directory.join("shifted_clock.c"), directory.join("shifted_clock.so"));
     std::fs::write(&source, SHIFTED_CLOCK).expect("a file in the target folder");
@@ -83,6 +92,12 @@ fn shifted_clock() -> PathBuf {
     let built = built.expect("a C compiler");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     library
+}
+
+/// A database that was drained, and the server it lies on.
+pub(crate) struct Drained {
+    pub(crate) database: Database,
+    _cluster: Cluster,
 }
 
 /// Puts a policy and fails unless it is in force.
@@ -175,7 +190,7 @@ async fn clocks_a_minute_apart_steal_no_lease_and_make_nobody_wait_for_the_poll(
 }
 
 /// How far ahead of the arrival a delivery is signed, in seconds.
-fn shift_of(call: &Call) -> i64 {
+pub(crate) fn shift_of(call: &Call) -> i64 {
     let signed: i64 = call
         .header("x-openvibe-timestamp")
         .and_then(|stamp| stamp.parse().ok())
@@ -190,11 +205,16 @@ fn shift_of(call: &Call) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_policy_switched_under_steady_publishing_orders_what_is_published_after_its_answer() {
+    switch_a_policy(&[]).await;
+}
+
+/// Two processes with these variables publish while a policy gets a key and loses it again. Answers their database.
+pub(crate) async fn switch_a_policy(env: &[(&str, &str)]) -> Database {
     const SUBJECTS: usize = 6;
     const EACH: usize = 25;
     const TYPE: &str = "live.switch.happened";
     let (database, network, receiver) = tokio::join!(Database::create(), Network::start(), Receiver::start());
-    let services = start_many(&database, &network, 2, &[]).await;
+    let services = start_many(&database, &network, 2, env).await;
     let client = services[0].client();
     // Every sixth first attempt fails, so that without a key later events overtake.
     receiver.answer_with("/hook", |call| match call.number % 6 {
@@ -267,6 +287,7 @@ async fn a_policy_switched_under_steady_publishing_orders_what_is_published_afte
         out_of_order(&receiver, &phases, &certain(0)) > 0,
         "or it would have been in order anyway"
     );
+    database
 }
 
 /// How many of these events first arrived after a later one of their subject. Each list holds one subject's, in order.
@@ -288,21 +309,27 @@ fn out_of_order(receiver: &Receiver, subjects: &[Vec<(String, usize, usize)>], o
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_of_postgresql_in_the_middle_of_a_drain_repeats_what_was_leased_and_nothing_else() {
+    drain_through_a_restart(DRAIN_ROWS, &[]).await;
+}
+
+/// Two processes with these variables deliver so many rows while PostgreSQL restarts. Answers what it must be asked with.
+pub(crate) async fn drain_through_a_restart(rows: usize, own: &[(&str, &str)]) -> Drained {
     const TYPE: &str = "live.drain.happened";
     const SUBSCRIPTIONS: usize = 10;
     let (cluster, network, receiver) = tokio::join!(Cluster::start(""), Network::start(), Receiver::start());
     let database = Database::create_on(&cluster.server()).await;
     let proxy = Proxy::start(&database.server()).await;
     let through = database.url_through(proxy.address());
-    let filler = Service::start(&database, &network, &[("EVENTS_WORKER", "off")]).await;
+    let filler = Service::start(&database, &network, &[&[("EVENTS_WORKER", "off")], own].concat()).await;
     let client = filler.client();
+    all_up(client).await;
     let mut ledger = Ledger::default();
     for n in 0..SUBSCRIPTIONS {
         let path = format!("/hook/{n}");
         subscribe(client, &format!("chat{n}"), TYPE, &receiver.url(&path), 16).await;
         ledger = ledger.route_type(&path, TYPE);
     }
-    for _ in 0..DRAIN_ROWS / SUBSCRIPTIONS / 100 {
+    for _ in 0..rows / SUBSCRIPTIONS / 100 {
         let events: Vec<Envelope> = (0..100).map(|_| envelope("live").event_type(TYPE)).collect();
         let answer = client.publish_as("live", &batch(&events)).await;
         assert_eq!(answer.status, 201, "{}", answer.text);
@@ -314,13 +341,13 @@ async fn a_restart_of_postgresql_in_the_middle_of_a_drain_repeats_what_was_lease
         ("DATABASE_URL", through.as_str()),
         ("DATABASE_DIRECT_URL", through.as_str()),
     ];
-    let _services = start_many(&database, &network, 2, &env).await;
-    receiver.wait_calls(DRAIN_ROWS / 3, ALL).await;
+    let _services = start_many(&database, &network, 2, &[&env, own].concat()).await;
+    receiver.wait_calls(rows / 3, ALL).await;
     // Nobody gets back in before it is known who held what.
     cluster.stop();
     proxy.cut();
     let before = receiver.calls().len();
-    assert!(before < DRAIN_ROWS, "it was to stop in the middle");
+    assert!(before < rows, "it was to stop in the middle");
     cluster.start_again().await;
     let leased: BTreeSet<(String, String)> = sqlx::query_as(
         "SELECT d.event_id, s.endpoint FROM deliveries d JOIN subscriptions s ON s.id = d.subscription_id \
@@ -361,4 +388,8 @@ async fn a_restart_of_postgresql_in_the_middle_of_a_drain_repeats_what_was_lease
         "{} were leased at the stop, {repeated} of them came again",
         leased.len()
     );
+    Drained {
+        database,
+        _cluster: cluster,
+    }
 }

@@ -19,6 +19,7 @@ use serde_json::json;
 use tokio::{runtime::Runtime, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
+use crate::store_fixture::FloorAlone;
 use crate::support::{
     database::Database,
     envelopes,
@@ -257,7 +258,7 @@ impl World {
     /// Replays one event; answers how many deliveries were queued.
     async fn replay(&self, subscription: &SubscriptionId, event_id: &str) -> i64 {
         let selection = ReplaySelection::Events(vec![event_id.to_owned()]);
-        let replayed = self.store.replay(subscription, &selection).await;
+        let replayed = self.store.replay(subscription, &selection, &FloorAlone).await;
         replayed.expect("a replay").expect("a subscription").queued
     }
 
@@ -1337,6 +1338,7 @@ async fn an_owner_that_was_dead_once_judges_nobody_and_begins_anew() {
             .release_lost(Some("judge"))
             .await
             .expect("a pass")
+            .subscriptions
             .is_empty(),
         "its owner lives"
     );
@@ -1353,6 +1355,7 @@ async fn an_owner_that_was_dead_once_judges_nobody_and_begins_anew() {
             .release_lost(Some("judge"))
             .await
             .expect("a pass")
+            .subscriptions
             .is_empty(),
         "the dead judge nobody"
     );

@@ -11,7 +11,7 @@ use crate::{
         Pair, candidate, carriers, explain, explain_delivery, keyed, median, number, reason, subscribe, switch, topic,
     },
     support::{
-        client::assert_problem,
+        client::{Client, assert_problem},
         envelopes::{Envelope, envelope},
         wait::{SOON, eventually},
     },
@@ -32,11 +32,16 @@ async fn work_of_a_process_that_sends_nothing_wakes_another_without_a_poll() {
     })
     .await;
     let body = json!({ "subscription_id": subscription, "event_ids": [event.id()] });
-    pair.client()
-        .post("/api/v1/deliveries/replay", Some(&operator()), &body)
+    replay(pair.client(), &body).await;
+    pair.receiver.wait_calls(2, SOON).await;
+}
+
+/// Replays what a body says.
+async fn replay(client: &Client, body: &Value) {
+    client
+        .post("/api/v1/deliveries/replay", Some(&operator()), body)
         .await
         .expect(200);
-    pair.receiver.wait_calls(2, SOON).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -144,6 +149,85 @@ async fn a_backlog_keeps_its_key_on_its_carrier_until_it_has_drained() {
 }
 
 #[tokio::test]
+async fn a_replay_places_deliveries_by_the_policy_in_force_and_puts_the_decision_on_record() {
+    const TYPE: &str = "live.replayed.here";
+    let site = Site::own(1, &[]).await;
+    let event = |subject: &str| envelope("live").event_type(TYPE).subject("stream", subject);
+    let history = [event("K"), event("L"), event("K")];
+    for event in &history {
+        site.one().publish(event).await.expect(201);
+    }
+    keyed(site.one(), TYPE, "domain", "required").await;
+    let subscription = subscribe(site.one(), TYPE, "http://127.0.0.1:9/replayed").await;
+    let since = json!({ "subscription_id": subscription, "since": "2020-01-01T00:00:00Z" });
+    replay(site.one(), &since).await;
+    let placed = async |event: &Envelope| explain_delivery(site.one(), event, &subscription).await;
+    for event in &history {
+        let placed = placed(event).await;
+        assert_eq!(
+            (&placed["carrier"], &placed["carrier_class"], &placed["pattern"]),
+            (&json!("pg-v1"), &json!("STREAM"), &json!(TYPE)),
+            "{placed}"
+        );
+        assert_eq!(placed["decision"]["result"]["selected"], "pg-v1");
+    }
+
+    // Of a key with a backlog everything stays together; the rest is placed anew.
+    site.run(
+        "UPDATE deliveries SET carrier = 'other-v1', placement_id = NULL;
+         UPDATE deliveries SET status = 'dead', head = false WHERE ordering_key = 'stream:L'",
+    )
+    .await;
+    let later = event("K");
+    site.one().publish(&later).await.expect(201);
+    let ids: Vec<_> = history.iter().chain([&later]).map(Envelope::id).collect();
+    replay(
+        site.one(),
+        &json!({ "subscription_id": subscription, "event_ids": ids }),
+    )
+    .await;
+    for (event, carrier) in history
+        .iter()
+        .chain([&later])
+        .zip(["other-v1", "pg-v1", "other-v1", "other-v1"])
+    {
+        let placed = placed(event).await;
+        assert_eq!(
+            (&placed["carrier"], &placed["revision"]),
+            (&json!(carrier), &json!(1)),
+            "{placed}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_was_used_this_month_counts_from_the_start() {
+    const TYPE: &str = "live.used.before";
+    let pair = Pair::start(&[]).await;
+    let used = "INSERT INTO carrier_usage (provider, metric, period_start, used)
+                VALUES ('postgres', 'delivery-operation',
+                        (extract(epoch FROM date_trunc('month', now() AT TIME ZONE 'UTC')) * 1000)::bigint, 2000000000)
+                ON CONFLICT (provider, metric, period_start) DO UPDATE SET used = excluded.used";
+    sqlx::query(used).execute(pair.database.pool()).await.expect("usage");
+    let young = pair.another(&[]).await;
+    // A look at usage that has moved would come a minute after the start.
+    eventually("the allowance is used up", SOON, async || {
+        let explained = explain(young.client(), TYPE, None).await;
+        let cost = candidate(&explained, "pg-v1").expect("the floor")["estimated_cost_usd"].clone();
+        (cost.as_f64() > Some(0.000_000_4)).then_some(()).ok_or(cost)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_key_that_no_database_holds_is_asked_about_as_it_would_be_kept() {
+    let site = Site::shared().await;
+    let explained = explain(site.one(), "live.nul.never", Some("a%00b")).await;
+    let key = explained["ordering_key"].as_str().expect("a key");
+    assert!(key.starts_with("ab~") && key.len() == 67, "{key}");
+}
+
+#[tokio::test]
 async fn an_operator_switches_a_carrier_for_every_process_and_the_environment_wins() {
     let env = [
         ("NATS_URL", "nats://127.0.0.1:9"),
@@ -174,10 +258,21 @@ async fn an_operator_switches_a_carrier_for_every_process_and_the_environment_wi
     assert_eq!(kept["reason"], "disabled by configuration");
     assert_problem(&switch("kafka-v1", true).await, 404, "events.not_found");
     assert_problem(&switch("valkey-v1", true).await, 404, "events.not_found");
+    let more = json!({ "disabled": true, "until": "tomorrow" });
+    let refused = site
+        .one()
+        .put("/api/v1/carriers/nats-v1", Some(&operator()), &more)
+        .await;
+    assert_problem(&refused, 400, "events.bad_request");
 
     let listed = carriers(site.one()).await;
     let ids: Vec<&str> = listed.iter().filter_map(|carrier| carrier["id"].as_str()).collect();
     assert_eq!(ids, ["pg-v1", "nats-v1", "nats-js-v1"]);
+    assert_eq!(listed[0]["usage"]["provider"], "postgres");
+    assert_eq!(
+        listed[1]["disabled"]["by_operator"], false,
+        "what is refused switches nothing"
+    );
 }
 
 #[tokio::test]
@@ -200,6 +295,8 @@ async fn old_decisions_are_forgotten_except_the_last_of_what_is_in_force() {
              ('QUEUE', 'live.gone.*', 7, NULL, 'gone-before', 41),
              ('STREAM', 'live.kept.*', 1, NULL, 'last-in-force', 60),
              ('STREAM', 'live.kept.*', 1, NULL, 'gone-in-force', 61),
+             ('STREAM', 'live.kept.*', 1, NULL, 'old-and-in-use', 62),
+             ('STREAM', 'live.kept.*', 1, NULL, 'gone-out-of-use', 63),
              ('STREAM', 'live.rewritten.*', 1, NULL, 'gone-rewritten', 59),
              ('STREAM', 'live.rewritten.*', 2, NULL, 'last-rewritten', 58),
              ('STREAM', NULL, 0, NULL, 'gone-since-the-default-is-no-stream', 62),
@@ -208,6 +305,8 @@ async fn old_decisions_are_forgotten_except_the_last_of_what_is_in_force() {
              ('TOPIC', NULL, 0, NULL, 'young', 29),
              ('TOPIC', NULL, 0, NULL, 'last-of-topic', 28)
          ) AS rows(class, pattern, revision, key, carrier, days);
+         UPDATE delivery_placements SET used_at = now_ms() - CASE carrier WHEN 'old-and-in-use' THEN 29 ELSE 31 END * 86400000::bigint
+         WHERE carrier IN ('old-and-in-use', 'gone-out-of-use');
          INSERT INTO delivery_placements (carrier_class, carrier, result, decided_at)
          SELECT 'TOPIC', 'gone-in-the-second-batch', '{}', now_ms() - 100 * 86400000::bigint FROM generate_series(1, 1500)",
     )
@@ -219,6 +318,7 @@ async fn old_decisions_are_forgotten_except_the_last_of_what_is_in_force() {
         "last-of-the-default",
         "last-of-topic",
         "last-rewritten",
+        "old-and-in-use",
         "young",
     ];
     let names = async || {

@@ -56,7 +56,16 @@ async fn without_a_price_it_is_shown_and_never_chosen() {
         (&shown["score"], &shown["estimated_cost_usd"]),
         (&json!(null), &json!(null))
     );
-    assert_eq!(shown["reasons"], json!(["no rate card rc-cloud-queue-v1"]));
+    assert_eq!(
+        shown["reasons"],
+        json!(["no rate card rc-cloud-queue-v1", "unverified (cloud-v1)"]),
+        "nothing was asked of it yet"
+    );
+    let state = carrier(site.one(), ID).await;
+    assert_eq!(
+        (&state["state"], &state["reason"]),
+        (&json!("degraded"), &json!("unverified (cloud-v1)"))
+    );
     assert_eq!(carrier(site.one(), ID).await["usage"]["priced"], false);
     site.one().publish(&event(1)).await.expect(201);
     stays("nothing is sent to it", Duration::from_millis(500), async || {
@@ -100,12 +109,36 @@ async fn a_key_that_waits_on_it_sends_one_signed_message_with_two_ids() {
         "{authorization}"
     );
     assert!(authorization.contains("/eu-west-3/sqs/aws4_request"), "{authorization}");
+    eventually("it has shown that it answers", SOON, async || {
+        carrier(site.one(), ID).await["state"] == "up"
+    })
+    .await;
     let placed = explain_delivery(site.one(), &second, &subscription).await;
     assert_eq!(
         (text(&placed, "carrier"), text(&placed["decision"], "carrier")),
         (ID, "pg-v1")
     );
     assert!(!site.service().log().contains(SECRET));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_request_is_counted_whatever_it_asks_and_whatever_becomes_of_it() {
+    let queue = Receiver::start().await;
+    queue.answer_with("/1/events", |_| Answer::status(500));
+    let url = queue.url("/1/events");
+    let env = [
+        ("CLOUD_QUEUE_URL", url.as_str()),
+        ("CLOUD_QUEUE_CONSUME", "on"),
+        ("EVENTS_WORKER", "on"),
+    ];
+    let site = Site::own(1, &env).await;
+    // Nothing is sent: these are questions for messages.
+    queue.wait_calls_to("/1/events", 1, SOON).await;
+    eventually("they are counted", SOON, async || {
+        let used = carrier(site.one(), ID).await["usage"]["used"].clone();
+        (used.as_f64() >= Some(1.0)).then_some(()).ok_or(used)
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     fabric_world::{
-        BACK, Pair, TOLD, candidate, carrier, explain, keyed, put_policy, reason, speak, switch, topic, url,
+        BACK, Pair, TOLD, candidate, carrier, explain, keyed, number, put_policy, reason, speak, switch, topic, url,
     },
     support::{
         broker::Broker,
@@ -16,7 +16,7 @@ use crate::{
         process::signal,
         proxy::Proxy,
         service::Service,
-        wait::{SOON, eventually, stays},
+        wait::{SOON, eventually, stays, within},
     },
 };
 
@@ -144,6 +144,13 @@ async fn an_operator_ends_the_connections_of_every_process_and_opens_them_again_
     pair.all_sent_once(ledger.len(), SOON).await;
 }
 
+/// Connections that wait for the doorbell.
+async fn listening(pair: &Pair) -> i64 {
+    let listening =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query ILIKE 'listen %'";
+    number(&pair.database, listening).await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_floor_cannot_be_switched_off_and_delivers_while_it_shows_as_excluded() {
     let pair = Pair::start(&[
@@ -155,6 +162,14 @@ async fn the_floor_cannot_be_switched_off_and_delivers_while_it_shows_as_exclude
     let explained = explain(pair.client(), QUEUE, None).await;
     assert_eq!(reason(&explained, "pg-v1"), "disabled by configuration");
     pair.round(&envelope("live").event_type(QUEUE), SOON).await;
+    // Its poll is no connection of its own; its doorbell would be one.
+    assert_eq!(listening(&pair).await, 0);
+    let other = pair.another(&[]).await;
+    eventually("a process that may use it listens", SOON, async || {
+        listening(&pair).await == 1
+    })
+    .await;
+    assert!(other.is_alive());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -224,6 +239,10 @@ async fn prices_are_read_again_on_a_hangup_and_a_bad_file_changes_nothing() {
         ("nonsense".to_owned(), path),
         (cards(-1.0, 0.0), "unit_price_usd"),
         (cards(0.01, 0.0).replace("\"metric\"", "\"metrics\""), "metric"),
+        (
+            cards(0.01, 0.0).replace("\"valkey\"", "\"Valkey Ltd\""),
+            "provider: must be \"valkey\", which is what valkey-v1 is counted by, got \"Valkey Ltd\"",
+        ),
     ] {
         let before = pair.publisher.log().len();
         put(&bad);
@@ -240,14 +259,41 @@ async fn prices_are_read_again_on_a_hangup_and_a_bad_file_changes_nothing() {
             "valkey-v1"
         );
     }
-    // The same file at a start stops it.
+    // A card that a carrier in use does not find is no mistake, and is said all the same.
+    let before = pair.publisher.log().len();
+    put(&cards(0.01, 0.0).replace("rc-valkey-v1", "rc-valky-v1"));
+    signal("HUP", pair.publisher.pid());
+    eventually("the log says who cannot be chosen", SOON, async || {
+        let said = pair.publisher.log()[before..].to_owned();
+        (said.contains("there is no rate card rc-valkey-v1, so valkey-v1 is never chosen")
+            && !said.contains("pg-v1 is"))
+        .then_some(())
+        .ok_or(said)
+    })
+    .await;
+    // A bad file at a start stops it.
+    put(&cards(0.01, 0.0).replace("\"metric\"", "\"metrics\""));
     let refused = pair.spawn(&[("EVENTS_RATE_CARDS", path)]);
     let exit = refused.wait_exit(SOON).await;
-    assert_ne!(exit.code, Some(0));
+    assert_eq!(exit.code, Some(2));
     assert!(
         refused.log().contains("metric") && refused.log().contains(path),
         "{}",
         refused.log()
     );
     std::fs::remove_file(&file).expect("it is there");
+}
+
+#[tokio::test]
+async fn a_hangup_during_the_start_ends_nothing() {
+    // A database that takes the connection and never answers.
+    let database = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a socket");
+    let url = format!("postgresql://u@{}/none", database.local_addr().expect("bound"));
+    let service = Service::spawn(&Network::start().await, &[("DATABASE_URL", &url)]);
+    let _line = within("the start asks the database", SOON, database.accept())
+        .await
+        .expect("a connection");
+    signal("HUP", service.pid());
+    let (exit, _took) = service.terminate().await;
+    assert_eq!((exit.code, exit.signal), (Some(0), None), "{}", service.log());
 }

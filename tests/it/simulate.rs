@@ -112,6 +112,11 @@ fn a_scenario_that_cannot_be_used_is_refused_with_file_field_and_remedy() {
         for word in words {
             assert!(said.contains(word), "{word} is missing from: {said}");
         }
+        let named = format!("openvibe-events: {scenario}: ");
+        assert!(
+            said.lines().all(|line| line.starts_with(&named)),
+            "one line for each: {said}"
+        );
     };
     refused(
         "scenarios/none.json",
@@ -123,18 +128,26 @@ fn a_scenario_that_cannot_be_used_is_refused_with_file_field_and_remedy() {
     let mut unknown = outage.clone();
     unknown["trafic"] = json!([]);
     let unknown = Scratch::new(&unknown.to_string());
-    refused(unknown.name(), &[unknown.name(), "unknown field `trafic`", "`traffic`"]);
+    refused(
+        unknown.name(),
+        &[unknown.name(), "trafic: is no member of a scenario", "traffic"],
+    );
     // The policy is held to the whole contract, as the route that stores policies holds it.
     let mut policy = outage.clone();
     policy["traffic"][1]["policy"]["mode"] = json!("fast");
     policy["traffic"][2]["policy"]["max_payload_bytes"] = json!(0);
+    policy["traffic"][2]["policy"]["ordering"] = json!({ "key": "subject" });
+    policy["traffic"][0]["duration"] = json!("1h");
+    policy["happenings"][0]["carrier"] = json!("kafka-v1");
     let policy = Scratch::new(&policy.to_string());
     refused(
         policy.name(),
         &[
-            "traffic[1].policy/",
-            "\"mode\" is no member of a policy",
-            "traffic[2].policy/max_payload_bytes",
+            "traffic[1].policy: \"mode\" is no member of a policy",
+            "traffic[2].policy.max_payload_bytes: must be a whole number",
+            "traffic[2].policy.ordering.scope: is missing; it must be a string",
+            "traffic[0].duration: is no member of a stream of events: remove it",
+            "happenings[0].carrier: \"kafka-v1\" is not in this scenario; there are",
         ],
     );
     let output = simulate(&[]);

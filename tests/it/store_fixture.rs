@@ -17,11 +17,12 @@ use openvibe_events::{
     publish::{Bells, PublishError, PublishRequest, Published, Publisher, Rules},
     realtime::Bell,
     store::{
-        Addresses, Candidate, Claim, Claimed, DeliveryCounts, NewDelivery, NewEvent, NewSubscription, Outcome, Page,
-        PageRequest, Pass, Settlement, SharedStore, Store, StoreError,
+        Addresses, Candidate, Claim, Claimed, DeliveryCounts, NewDelivery, NewEvent, NewPlacement, NewSubscription,
+        Outcome, Page, PageRequest, Pass, Placements, Placer, Settlement, SharedStore, Store, StoreError,
     },
     tls::{Authorities, Trust},
 };
+use planner::{Intent, PolicyKey};
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgPool};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -86,6 +87,35 @@ impl Fixture {
     /// A subscription for everything.
     pub(crate) async fn subscription(&self, max_inflight: i32) -> SubscriptionId {
         subscribe(&self.store, "chat", "*", max_inflight).await
+    }
+}
+
+/// Places everything on the floor and puts nothing on record.
+pub(crate) struct FloorAlone;
+
+impl Placer for FloorAlone {
+    type Decisions = Self;
+
+    fn begin(&self) -> Self {
+        Self
+    }
+
+    fn decide(&self, _: &mut Self, _: &PolicyKey, _: &Intent) -> usize {
+        0
+    }
+
+    fn committed(&self, _: Self) {}
+}
+
+impl Placements for FloorAlone {
+    fn unrecorded(&self) -> Vec<NewPlacement<'_>> {
+        Vec::new()
+    }
+
+    fn recorded(&mut self, _: &[i64]) {}
+
+    fn placement(&self, _: usize) -> (&str, Option<i64>) {
+        ("pg-v1", None)
     }
 }
 

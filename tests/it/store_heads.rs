@@ -14,8 +14,8 @@ use sqlx::PgPool;
 
 use crate::{
     store_fixture::{
-        Fixture, assert_counts, broken_keys, candidate, claim, claim_with, dead, delivered, ending, event_of,
-        events_of, heads, new_event, positions, put, put_keyed, retry, settle_all,
+        Fixture, FloorAlone, assert_counts, broken_keys, candidate, claim, claim_with, dead, delivered, ending,
+        event_of, events_of, heads, new_event, positions, put, put_keyed, retry, settle_all,
     },
     support::wait::{SOON, eventually, within},
 };
@@ -24,7 +24,7 @@ const STORM: Duration = Duration::from_secs(3);
 
 async fn replay(store: &Store, id: &SubscriptionId, event_id: &str) -> i64 {
     let selection = ReplaySelection::Events(vec![event_id.to_owned()]);
-    let replayed = store.replay(id, &selection).await.expect("a replay");
+    let replayed = store.replay(id, &selection, &FloorAlone).await.expect("a replay");
     replayed.expect("a subscription").queued
 }
 
@@ -110,7 +110,7 @@ async fn an_expired_lease_keeps_the_order_of_its_key() {
         .expect("a group");
     let lost = claim_with(store, "gone", 0, &[candidate(&id)]).await;
     assert_eq!(
-        store.release_lost(None).await.expect("a release"),
+        store.release_lost(None).await.expect("a release").subscriptions,
         std::slice::from_ref(&id)
     );
     let pass = claim(store, "w", &[&id]).await;
@@ -577,7 +577,7 @@ async fn replays_in_a_storm_of_publishes_and_settles_keep_one_mark_and_never_dea
                 let chosen: Vec<String> = sqlx::query_scalar(some).fetch_all(&pool).await.expect("some rows");
                 let selection = ReplaySelection::Events(chosen);
                 storm.stores[process]
-                    .replay(&storm.id, &selection)
+                    .replay(&storm.id, &selection, &FloorAlone)
                     .await
                     .expect("a replay");
             }

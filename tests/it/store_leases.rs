@@ -8,8 +8,8 @@ use openvibe_events::{
 };
 
 use crate::store_fixture::{
-    Fixture, assert_counts, candidate, claim, claim_with, dead, delivered, ending, events_of, positions, put, retry,
-    settle_all,
+    Fixture, FloorAlone, assert_counts, candidate, claim, claim_with, dead, delivered, ending, events_of, positions,
+    put, retry, settle_all,
 };
 
 /// Everything about a row that a lost claim must not change.
@@ -33,7 +33,7 @@ async fn one_row(fixture: &Fixture) -> (SharedStore, SubscriptionId, i64) {
 
 async fn replay_everything(store: &SharedStore, id: &SubscriptionId) {
     let replayed = store
-        .replay(id, &ReplaySelection::FromPosition(0))
+        .replay(id, &ReplaySelection::FromPosition(0), &FloorAlone)
         .await
         .expect("a replay");
     assert!(replayed.expect("a subscription").queued > 0);
@@ -48,9 +48,10 @@ async fn a_lease_that_ran_out_is_released_and_its_attempt_counts() {
         claim(&store, "w", &[&id]).await.claimed.is_empty(),
         "until it is released it counts for the cap"
     );
+    let released = store.release_lost(None).await.expect("a release");
     assert_eq!(
-        store.release_lost(None).await.expect("a release"),
-        std::slice::from_ref(&id)
+        (released.claims, released.subscriptions.as_slice()),
+        (1, std::slice::from_ref(&id))
     );
     let pass = claim(&store, "w", &[&id]).await;
     assert_eq!(pass.claimed[0].attempt, 2);
@@ -75,7 +76,14 @@ async fn a_lease_in_its_time_whose_owner_lives_stays() {
     let (_worker, _judge) = (alive(&store, "w").await, alive(&store, "judge").await);
     let pass = claim(&store, "w", &[&id]).await;
     for judge in [None, Some("judge"), Some("w")] {
-        assert!(store.release_lost(judge).await.expect("a release").is_empty());
+        assert!(
+            store
+                .release_lost(judge)
+                .await
+                .expect("a release")
+                .subscriptions
+                .is_empty()
+        );
     }
     settle_all(&store, "w", &pass, &delivered()).await;
 }
@@ -89,13 +97,22 @@ async fn a_dead_owners_lease_is_released_by_a_judge_that_lives_itself() {
     fixture.sql("UPDATE workers SET alive_until = now_ms() - 1").await;
     for judge in [None, Some("w"), Some("nobody")] {
         assert!(
-            store.release_lost(judge).await.expect("a release").is_empty(),
+            store
+                .release_lost(judge)
+                .await
+                .expect("a release")
+                .subscriptions
+                .is_empty(),
             "{judge:?} may not judge"
         );
     }
     let _judge = alive(&store, "judge").await;
     assert_eq!(
-        store.release_lost(Some("judge")).await.expect("a release"),
+        store
+            .release_lost(Some("judge"))
+            .await
+            .expect("a release")
+            .subscriptions,
         std::slice::from_ref(&id)
     );
 }
@@ -120,7 +137,11 @@ async fn an_owner_that_says_goodbye_is_not_waited_for() {
     claim(&store, "w", &[&id]).await;
     worker.end("w").await.expect("a goodbye");
     assert_eq!(
-        store.release_lost(Some("judge")).await.expect("a release"),
+        store
+            .release_lost(Some("judge"))
+            .await
+            .expect("a release")
+            .subscriptions,
         std::slice::from_ref(&id)
     );
 }

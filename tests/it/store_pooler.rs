@@ -29,8 +29,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     store_fixture::{
-        Door, assert_counts, candidate, claim, dead, delivered, event, events_of, pull, put, request, settle_all,
-        subscribe,
+        Door, FloorAlone, assert_counts, candidate, claim, dead, delivered, event, events_of, pull, put, request,
+        settle_all, subscribe,
     },
     support::{
         database::Database,
@@ -286,7 +286,7 @@ async fn everything(store: &SharedStore, name: &str) {
     store.release_lost(None).await.expect("a release");
     let selection = ReplaySelection::Events(vec![events[0].event_id.to_string()]);
     let replayed = store
-        .replay(&id, &selection)
+        .replay(&id, &selection, &FloorAlone)
         .await
         .expect("a replay")
         .expect("a subscription");

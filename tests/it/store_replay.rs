@@ -7,8 +7,8 @@ use openvibe_events::{
 
 use crate::{
     store_fixture::{
-        Door, Fixture, assert_counts, broken_keys, claim, costs, delivered, ending, event_from, event_of, events_of,
-        heads, positions, put, put_keyed, request, settle_all, subscribe,
+        Door, Fixture, FloorAlone, assert_counts, broken_keys, claim, costs, delivered, ending, event_from, event_of,
+        events_of, heads, positions, put, put_keyed, request, settle_all, subscribe,
     },
     support::envelopes::envelope,
 };
@@ -46,7 +46,10 @@ async fn stored(fixture: &Fixture, subscription: Option<&SubscriptionId>, keys: 
 }
 
 async fn replay(fixture: &Fixture, id: &SubscriptionId, from: i64) -> i64 {
-    let replayed = fixture.store.replay(id, &ReplaySelection::FromPosition(from)).await;
+    let replayed = fixture
+        .store
+        .replay(id, &ReplaySelection::FromPosition(from), &FloorAlone)
+        .await;
     replayed.expect("a replay").expect("a subscription").queued
 }
 
@@ -124,7 +127,7 @@ async fn rows_that_a_replay_puts_in_front_of_a_running_head_wait_for_it() {
             .await
             .expect("ids"),
     );
-    let replayed = fixture.store.replay(&id, &only_early).await;
+    let replayed = fixture.store.replay(&id, &only_early, &FloorAlone).await;
     assert_eq!(replayed.expect("a replay").expect("a subscription").queued, 2);
     assert_eq!(broken_keys(fixture.pool()).await, []);
     assert_eq!(heads(fixture.pool(), &id).await, [late[0]], "two of one key never run");
@@ -153,7 +156,7 @@ async fn replays_publishes_and_claims_of_one_key_at_once_leave_one_head() {
     let replays = async |store: &Store| {
         for _ in 0..5 {
             store
-                .replay(&id, &everything)
+                .replay(&id, &everything, &FloorAlone)
                 .await
                 .expect("a replay")
                 .expect("a subscription");
@@ -225,9 +228,9 @@ async fn replays_that_make_the_same_rows_at_once_count_each_row_once() {
     ];
     let [a, b, c] = &stores;
     let (a, b, c) = tokio::join!(
-        a.replay(&id, &everything),
-        b.replay(&id, &everything),
-        c.replay(&id, &everything)
+        a.replay(&id, &everything, &FloorAlone),
+        b.replay(&id, &everything, &FloorAlone),
+        c.replay(&id, &everything, &FloorAlone)
     );
     let mut created = 0;
     for replayed in [a, b, c] {
@@ -269,7 +272,7 @@ async fn a_replay_that_meets_its_bound_says_where_to_go_on() {
         let selection = ReplaySelection::FromPosition(from);
         let replayed = fixture
             .store
-            .replay(&id, &selection)
+            .replay(&id, &selection, &FloorAlone)
             .await
             .expect("a replay")
             .expect("a subscription");
@@ -313,7 +316,10 @@ async fn a_replay_that_fails_half_way_tells_what_it_queued_and_where_to_go_on() 
         .execute(&mut *held)
         .await
         .expect("a held row");
-    let replayed = fixture.store.replay(&id, &ReplaySelection::FromPosition(0)).await;
+    let replayed = fixture
+        .store
+        .replay(&id, &ReplaySelection::FromPosition(0), &FloorAlone)
+        .await;
     let replayed = replayed.expect("a part of it").expect("a subscription");
     assert_eq!((replayed.queued, replayed.next), (500, Some(at[500])));
     assert_counts(&fixture.store, fixture.pool()).await;
@@ -322,13 +328,19 @@ async fn a_replay_that_fails_half_way_tells_what_it_queued_and_where_to_go_on() 
         .fetch_all(fixture.pool())
         .await
         .expect("five hundred events");
-    let refused = fixture.store.replay(&id, &ReplaySelection::Events(named.clone())).await;
+    let refused = fixture
+        .store
+        .replay(&id, &ReplaySelection::Events(named.clone()), &FloorAlone)
+        .await;
     assert!(refused.is_err(), "{refused:?}");
     let waiting = "SELECT count(*) FROM deliveries WHERE status = 'pending'";
     assert_eq!(fixture.number(waiting).await, 500);
     held.rollback().await.expect("the row is free");
 
-    let rest = fixture.store.replay(&id, &ReplaySelection::FromPosition(at[500])).await;
+    let rest = fixture
+        .store
+        .replay(&id, &ReplaySelection::FromPosition(at[500]), &FloorAlone)
+        .await;
     let rest = rest.expect("the rest").expect("a subscription");
     assert_eq!((rest.queued, rest.next), (500, None));
     assert_eq!(fixture.number(waiting).await, 1_000);
@@ -351,7 +363,10 @@ async fn a_replay_that_takes_too_long_stops_between_transactions_and_says_where_
              CREATE TRIGGER dawdle BEFORE INSERT ON deliveries FOR EACH STATEMENT EXECUTE FUNCTION dawdle()",
         )
         .await;
-    let replayed = fixture.store.replay(&id, &ReplaySelection::FromPosition(0)).await;
+    let replayed = fixture
+        .store
+        .replay(&id, &ReplaySelection::FromPosition(0), &FloorAlone)
+        .await;
     let replayed = replayed.expect("a part of it").expect("a subscription");
     let next = fixture
         .number("SELECT seq FROM events ORDER BY seq LIMIT 1 OFFSET 1500")
@@ -394,7 +409,7 @@ async fn a_replay_of_named_events_says_what_became_of_each() {
         .await;
     let names = [&known[0], &known[1], &known[2], &before, &other, &of_an_app].map(|event| event.event_id.to_string());
     let selection = ReplaySelection::Events(names.iter().cloned().chain(["evt_gone".to_owned()]).collect());
-    let replayed = fixture.store.replay(&id, &selection).await;
+    let replayed = fixture.store.replay(&id, &selection, &FloorAlone).await;
     let replayed = replayed.expect("a replay").expect("a subscription");
     let what = names.each_ref().map(|name| replayed.events.get(name).copied());
     let wanted = [

@@ -12,8 +12,8 @@ use sqlx::{AssertSqlSafe, PgConnection};
 use crate::support::wait::{SOON, eventually};
 
 use crate::store_fixture::{
-    Fixture, assert_counts, broken_keys, claim, costs, delivered, events_of, heads, positions, put, put_keyed, retry,
-    settle_all,
+    Fixture, FloorAlone, assert_counts, broken_keys, claim, costs, delivered, events_of, heads, positions, put,
+    put_keyed, retry, settle_all,
 };
 
 const TYPE: &str = "live.stream.started";
@@ -84,7 +84,11 @@ async fn a_skip_behind_a_running_attempt_gives_its_mark_to_nobody() {
     .await;
     let running = claim(&fixture.store, "w", &[&id]).await;
     let selection = ReplaySelection::Events(vec![events[0].event_id.as_str().to_owned()]);
-    fixture.store.replay(&id, &selection).await.expect("a replay");
+    fixture
+        .store
+        .replay(&id, &selection, &FloorAlone)
+        .await
+        .expect("a replay");
     assert_eq!(skip(&fixture, &id, &events[2..]).await, [Skip::Skipped]);
     assert_eq!(
         heads(fixture.pool(), &id).await,
@@ -160,7 +164,7 @@ async fn the_last_of_a_skip_and_a_replay_decides_about_a_running_attempt() {
     let again = ReplaySelection::Events(vec![events[0].event_id.to_string()]);
     let pass = claim(&fixture.store, "w", &[&id]).await;
     skip(&fixture, &id, &events).await;
-    fixture.store.replay(&id, &again).await.expect("a replay");
+    fixture.store.replay(&id, &again, &FloorAlone).await.expect("a replay");
     settle_all(&fixture.store, "w", &pass, &retry(0)).await;
     assert_eq!(state(&fixture, at[0]).await.0, "pending", "replayed last");
     let pass = claim(&fixture.store, "w", &[&id]).await;
@@ -169,9 +173,9 @@ async fn the_last_of_a_skip_and_a_replay_decides_about_a_running_attempt() {
     // The result of the attempt that a skip found running is the last word, also where a replay came before it.
     let last = "skipped by an operator; before that: HTTP 500";
     for (outcome, status, error) in [(retry(0), "dead", Some(last)), (delivered(), "delivered", None)] {
-        fixture.store.replay(&id, &again).await.expect("a replay");
+        fixture.store.replay(&id, &again, &FloorAlone).await.expect("a replay");
         let pass = claim(&fixture.store, "w", &[&id]).await;
-        fixture.store.replay(&id, &again).await.expect("a replay");
+        fixture.store.replay(&id, &again, &FloorAlone).await.expect("a replay");
         assert_eq!(skip(&fixture, &id, &events).await, [Skip::InFlight]);
         settle_all(&fixture.store, "w", &pass, &outcome).await;
         assert_eq!(

@@ -7,8 +7,8 @@ use serde_json::json;
 
 use crate::{
     store_fixture::{
-        Door, Fixture, assert_counts, broken_keys, claim, dead, delivered, events_of, heads, ids, number, positions,
-        pull, put, request, retry, settle_all,
+        Door, Fixture, FloorAlone, assert_counts, broken_keys, claim, dead, delivered, events_of, heads, ids, number,
+        positions, pull, put, request, retry, settle_all,
     },
     support::{
         database::{Database, Server},
@@ -53,7 +53,7 @@ async fn keys_claims_results_and_replays_keep_their_rules_on_the_newest_postgres
     assert_counts(store, fixture.pool()).await;
 
     let replayed = store
-        .replay(&id, &ReplaySelection::FromPosition(0))
+        .replay(&id, &ReplaySelection::FromPosition(0), &FloorAlone)
         .await
         .expect("a replay");
     assert_eq!(replayed.expect("a subscription").queued, 5);
@@ -65,7 +65,7 @@ async fn keys_claims_results_and_replays_keep_their_rules_on_the_newest_postgres
         .sql("UPDATE deliveries SET lease_until = 1 WHERE lease_owner = 'gone'")
         .await;
     assert_eq!(
-        other.release_lost(None).await.expect("a release"),
+        other.release_lost(None).await.expect("a release").subscriptions,
         std::slice::from_ref(&id)
     );
     assert_counts(&other, fixture.pool()).await;

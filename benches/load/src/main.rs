@@ -6,8 +6,11 @@
 mod account;
 mod company;
 mod fault;
+mod figures;
 mod keys;
+mod kinds;
 mod ledger;
+mod line;
 mod pace;
 mod percentiles;
 mod progress;
@@ -34,6 +37,7 @@ use clap::{Args, Parser, Subcommand};
 use company::Trouble;
 use fault::Fault;
 use keys::Signer;
+use kinds::Kind;
 use runs::{Publishing, Receiving};
 use service::Service;
 use sheet::{Format, Sheet};
@@ -76,6 +80,8 @@ enum Mode {
     Sse(SseArgs),
     /// Write the frames of live streams and do nothing else: what sse compares a service with
     SseWriter(SseWriterArgs),
+    /// Pass everything on to a broker; answers are late from SIGUSR1 on. Stop it for a black hole, kill it for a refusal
+    Line(LineArgs),
     /// Make the table of figures from the results that scripts/bench.sh collected
     Table(TableArgs),
 }
@@ -146,6 +152,10 @@ struct Receive {
     /// Promise order by subject, over so many keys, and check it; each key is published by one connection
     #[arg(long, value_name = "K", default_value_t = 0)]
     keys: u16,
+    /// Publish these kinds of work by turns: CLASS[=CARRIER], of queue, topic and stream. The run begins once that carrier
+    /// is chosen for it
+    #[arg(long, value_name = "KIND", value_delimiter = ',', conflicts_with = "keys")]
+    kinds: Vec<Kind>,
     /// Seconds without an arrival after which the rest counts as lost
     #[arg(long, value_name = "S", default_value_t = 30.0)]
     patience: f64,
@@ -295,6 +305,22 @@ struct SseWriterArgs {
 }
 
 #[derive(Debug, Args)]
+struct LineArgs {
+    /// The broker
+    #[arg(long, value_name = "ADDRESS")]
+    to: SocketAddr,
+    /// The loopback port to listen on; 0 for a free one. It is printed
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    port: u16,
+    /// How late a slow line's answers are
+    #[arg(long, value_name = "S", default_value_t = 0.2)]
+    late: f64,
+    /// Slow from the start
+    #[arg(long)]
+    slow: bool,
+}
+
+#[derive(Debug, Args)]
 struct TableArgs {
     /// Lines of {"measure", "round", "sheet"}
     #[arg(long, value_name = "FILE")]
@@ -311,6 +337,7 @@ fn main() -> ExitCode {
     let shown = match Cli::parse().mode {
         Mode::Key(args) => return print_key(&args),
         Mode::Table(args) => print_table(&args),
+        Mode::Line(args) => hold_line(&args),
         Mode::Publish(args) => run(args.common, publish(args)),
         Mode::Deliver(args) => run(args.common, deliver(args)),
         Mode::E2e(args) => run(args.common, e2e(args)),
@@ -372,24 +399,39 @@ fn print_table(args: &TableArgs) -> Result<ExitCode, Fault> {
     }
 }
 
-/// Runs a mode on as many threads as it may use, until it ends or Ctrl-C.
+fn hold_line(args: &LineArgs) -> Result<ExitCode, Fault> {
+    until_ended(1, line::serve(args.port, args.to, seconds(args.late), args.slow))?;
+    Ok(ExitCode::SUCCESS)
+}
+
 fn run(common: Common, mode: impl Future<Output = Result<Sheet, Fault>>) -> Result<ExitCode, Fault> {
-    let io = |what| move |source| Fault::Io { what, source };
-    let runtime = match common.worker_threads {
+    let sheet = until_ended(common.worker_threads, mode)?;
+    let format = if common.json { Format::Json } else { Format::Lines };
+    sheet.show(format).map_err(|source| Fault::Io {
+        what: "standard output",
+        source,
+    })
+}
+
+/// Runs a mode on as many threads as it may use, until it ends or Ctrl-C.
+fn until_ended<T>(threads: u16, mode: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+    let runtime = match threads {
         1 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
         threads => tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads.into())
             .enable_all()
             .build(),
     };
-    let sheet = runtime.map_err(io("the runtime"))?.block_on(async {
+    let runtime = runtime.map_err(|source| Fault::Io {
+        what: "the runtime",
+        source,
+    })?;
+    runtime.block_on(async {
         tokio::select! {
-            sheet = mode => sheet,
+            ended = mode => ended,
             _ = tokio::signal::ctrl_c() => Err(Fault::Other("interrupted".to_owned())),
         }
-    })?;
-    let format = if common.json { Format::Json } else { Format::Lines };
-    sheet.show(format).map_err(io("standard output"))
+    })
 }
 
 async fn publish(args: PublishArgs) -> Result<Sheet, Fault> {
@@ -508,6 +550,7 @@ impl Receive {
             max_inflight: self.max_inflight,
             check_every,
             patience: seconds(self.patience),
+            kinds: self.kinds.clone(),
         }
     }
 }

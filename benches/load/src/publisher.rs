@@ -28,8 +28,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct Load<'a> {
     /// Where to.
     pub(crate) address: SocketAddr,
-    /// What each request looks like.
-    pub(crate) shape: Shape<'a>,
+    /// What requests look like; the connections take these by turns.
+    pub(crate) shapes: Vec<Shape<'a>>,
     /// Connections, each with one request at a time.
     pub(crate) connections: usize,
     /// How many keys there are in all, at least one a connection: each key has one connection, so its order is known.
@@ -98,15 +98,15 @@ impl Load<'_> {
             }
         };
         let left = Arc::new(AtomicU64::new(self.events.unwrap_or(u64::MAX)));
-        let template = Template::new(&self.shape);
+        let templates: Vec<_> = self.shapes.iter().map(Template::new).collect();
         let keys_each = u32::try_from(self.keys / self.connections).unwrap_or(u32::MAX).max(1);
         let mut tasks = JoinSet::new();
-        for (index, connection) in (0_u32..).zip(connections) {
+        for ((index, connection), template) in (0_u32..).zip(connections).zip(templates.iter().cycle()) {
             tasks.spawn(
                 Worker {
                     connection,
                     template: template.clone(),
-                    batch: self.shape.batch,
+                    batch: template.events(),
                     keys: index * keys_each..(index + 1) * keys_each,
                     end: start + self.length,
                     left: Arc::clone(&left),

@@ -84,6 +84,11 @@ impl Template {
         Self { bytes, ids_at, keys_at }
     }
 
+    /// Events in each request.
+    pub(crate) fn events(&self) -> usize {
+        self.ids_at.len()
+    }
+
     /// Names the events of the next request: numbers from `first` on, all with one key.
     pub(crate) fn fill(&mut self, first: u64, key: u32) -> &[u8] {
         let unix_ms = u64::try_from(unix_now().as_millis()).unwrap_or_default();

@@ -11,6 +11,7 @@ use tokio::process::Command;
 use crate::account::{Account, Standing};
 use crate::company::{Company, Trouble};
 use crate::fault::Fault;
+use crate::kinds::{Kind, Types, ordered};
 use crate::ledger::Order;
 use crate::percentiles::Latency;
 use crate::progress::Progress;
@@ -18,7 +19,7 @@ use crate::publisher::{Load, Tally, per_s};
 use crate::receiver::Receiver;
 use crate::relay;
 use crate::requests::{SOURCE, Shape};
-use crate::service::{Service, Subscription, fresh_type};
+use crate::service::{Service, Subscription};
 use crate::sheet::Sheet;
 use crate::watch::{Watch, Watched};
 
@@ -55,20 +56,23 @@ pub(crate) struct Receiving {
     pub(crate) check_every: u64,
     /// How long nothing may arrive before the rest counts as lost.
     pub(crate) patience: Duration,
+    /// The kinds of work that are published; none: a type without a policy, or with that of its keys.
+    pub(crate) kinds: Vec<Kind>,
 }
 
 impl Publishing {
-    async fn run(&self, service: &Service, event_type: &str, account: &Arc<Account>) -> Result<Tally, Fault> {
+    async fn run(&self, service: &Service, types: &Types, account: &Arc<Account>) -> Result<Tally, Fault> {
         let token = service.signer.token(SOURCE)?;
+        let shape = |event_type| Shape {
+            host: &service.host,
+            token: &token,
+            event_type,
+            batch: self.batch,
+            payload_bytes: self.payload_bytes,
+        };
         let load = Load {
             address: service.address,
-            shape: Shape {
-                host: &service.host,
-                token: &token,
-                event_type,
-                batch: self.batch,
-                payload_bytes: self.payload_bytes,
-            },
+            shapes: types.all.iter().map(|one| shape(one)).collect(),
             connections: self.connections,
             keys: self.keys,
             length: self.length,
@@ -86,7 +90,7 @@ pub(crate) async fn publish(
     warm_up: Duration,
     watched: &[Watched],
 ) -> Result<Sheet, Fault> {
-    let event_type = fresh_type();
+    let types = Types::fresh(&[]);
     if !warm_up.is_zero() {
         let warming = Publishing {
             length: warm_up,
@@ -94,12 +98,12 @@ pub(crate) async fn publish(
             ..publishing.clone()
         };
         let account = Arc::new(Account::new(0, Order::Free));
-        warming.run(service, &event_type, &account).await?;
+        warming.run(service, &types, &account).await?;
     }
     let account = Arc::new(Account::new(0, Order::Free));
     let progress = Progress::of(&account);
     let watch = Watch::start(watched);
-    let tally = publishing.run(service, &event_type, &account).await?;
+    let tally = publishing.run(service, &types, &account).await?;
     drop(progress);
     let mut sheet = Sheet::new("publish");
     describe(&mut sheet, publishing);
@@ -131,7 +135,7 @@ pub(crate) async fn fair(
     let run = Run::prepare(service, publishing, receiving).await?;
     let company = Company::start(troubles).await?;
     let (beside, _secrets) = service
-        .subscribe_endpoints(company.endpoints(), &run.event_type, receiving.max_inflight)
+        .subscribe_endpoints(company.endpoints(), &run.types.pattern, receiving.max_inflight)
         .await?;
     let mut sheet = run.deliver("fair", service, publishing, receiving, watched).await?;
     sheet.count("beside", troubles.len() as u64);
@@ -150,7 +154,7 @@ pub(crate) async fn drain(
 ) -> Result<Sheet, Fault> {
     let run = Run::prepare(service, publishing, receiving).await?;
     let progress = Progress::of(&run.account);
-    let tally = publishing.run(service, &run.event_type, &run.account).await?;
+    let tally = publishing.run(service, &run.types, &run.account).await?;
     let filled = run.account.standing();
     if filled.arrived > 0 {
         return Err(Fault::Other(
@@ -266,13 +270,13 @@ pub(crate) async fn floor(publishing: &Publishing, patience: Duration) -> Result
     relay::start(listener, receiver.address());
     let load = Load {
         address,
-        shape: Shape {
+        shapes: vec![Shape {
             host: "relay",
             token: "none",
             event_type: "live.load.happened",
             batch: 1,
             payload_bytes: publishing.payload_bytes,
-        },
+        }],
         connections: publishing.connections,
         keys: 0,
         length: publishing.length,
@@ -296,7 +300,7 @@ pub(crate) async fn floor(publishing: &Publishing, patience: Duration) -> Result
 struct Run {
     account: Arc<Account>,
     receiver: Receiver,
-    event_type: String,
+    types: Types,
     subscriptions: Vec<Subscription>,
     order: Order,
 }
@@ -314,7 +318,7 @@ impl Run {
         let progress = Progress::of(&self.account);
         let watch = Watch::start(watched);
         let start = Instant::now();
-        let tally = publishing.run(service, &self.event_type, &self.account).await?;
+        let tally = publishing.run(service, &self.types, &self.account).await?;
         let backlog = self.account.standing().waiting;
         let end = wait_until_empty(&self.account, receiving.patience).await;
         drop(progress);
@@ -345,17 +349,23 @@ impl Run {
         };
         let account = Arc::new(Account::new(receiving.subscriptions, order));
         let receiver = Receiver::start(&account, receiving.check_every).await?;
-        let event_type = fresh_type();
+        let types = Types::fresh(&receiving.kinds);
         if order == Order::PerKey {
-            service.order_by_subject(&event_type).await?;
+            service.put_policy(&types.pattern, ordered()).await?;
         }
+        types.announce(service).await?;
         let subscriptions = service
-            .subscribe(&receiver, &event_type, receiving.subscriptions, receiving.max_inflight)
+            .subscribe(
+                &receiver,
+                &types.pattern,
+                receiving.subscriptions,
+                receiving.max_inflight,
+            )
             .await?;
         Ok(Self {
             account,
             receiver,
-            event_type,
+            types,
             subscriptions,
             order,
         })
@@ -381,6 +391,7 @@ impl Run {
         sheet.must_be_zero("order_faults", balance.order_faults);
         sheet.must_be_zero("strangers", balance.strangers);
         self.receiver.write(sheet);
+        self.types.write(service, sheet).await?;
         sheet.count("unfinished_in_store", service.unfinished().await?);
         service.unsubscribe(&self.subscriptions).await
     }

@@ -118,12 +118,17 @@ impl Service {
         Ok(())
     }
 
-    /// Promises the order of each key for a type.
-    pub(crate) async fn order_by_subject(&self, event_type: &str) -> Result<(), Fault> {
-        let path = format!("/api/v1/delivery-policies/{event_type}");
-        let policy = json!({"class": "domain", "durability": "required", "delivery_semantics": "at_least_once",
-            "ordering": {"scope": "key", "key": "subject"}});
+    /// Sets the policy of a type or pattern.
+    pub(crate) async fn put_policy(&self, pattern: &str, policy: Value) -> Result<(), Fault> {
+        let path = format!("/api/v1/delivery-policies/{pattern}");
         self.call("PUT", &path, "ops", Some(policy)).await.map(drop)
+    }
+
+    /// Which carrier would ring for a type now, and why.
+    pub(crate) async fn placement(&self, event_type: &str) -> Result<Value, Fault> {
+        let path = format!("/api/v1/placement?event_type={event_type}");
+        let mut explained = self.call("GET", &path, "ops", None).await?;
+        Ok(explained["placement"].take())
     }
 
     /// Deliveries that are stored and not finished, over all subscriptions.
@@ -132,9 +137,4 @@ impl Service {
         let count = |status: &str| ready["deliveries"][status].as_u64().unwrap_or_default();
         Ok(count("pending") + count("failed"))
     }
-}
-
-/// An event type that no other run uses.
-pub(crate) fn fresh_type() -> String {
-    format!("live.load_{:08x}.happened", rand::random::<u32>())
 }

@@ -1,23 +1,28 @@
 //! `cloud-v1`: QUEUE signals to an SQS-compatible queue, and from it where `CLOUD_QUEUE_CONSUME` is on.
 //!
-//! There is no connection to keep and nothing is asked of an idle queue, since every request is paid for.
+//! There is no connection to keep and nothing is asked of an idle queue, since every request is paid for. So whether it
+//! would answer is known only while it is used, and said to be unverified otherwise.
 
 mod answers;
 mod request;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
-use tokio::time::{sleep, timeout};
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::signal::distinct;
-use crate::{Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Signal, SignalError};
+use crate::{Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Signal, SignalError, Takes, Variable};
 use answers::{Received, failed_entries, received};
 use request::Endpoint;
 
 const ID: &str = "cloud-v1";
+
+const REGION: &str = "us-east-1";
 
 pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
     id: ID,
@@ -28,6 +33,30 @@ pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
     price_unit: "queue-operation",
     rate_card: "rc-cloud-queue-v1",
     default_latency_ms: 1.0,
+    variables: &[
+        Variable::new(
+            "CLOUD_QUEUE_URL",
+            "Address of an SQS-compatible queue; cloud-v1 needs it.",
+        )
+        .takes(Takes::Address(&["http", "https"]))
+        .secret(),
+        Variable::new("CLOUD_QUEUE_REGION", "Region the queue's requests are signed for.").or(REGION),
+        Variable::new("CLOUD_QUEUE_PREFIX", "Path in front of the queue's operations."),
+        Variable::new(
+            "CLOUD_QUEUE_ACCESS_KEY",
+            "Access key of the queue; a local queue needs none.",
+        )
+        .with("CLOUD_QUEUE_SECRET_KEY"),
+        Variable::new("CLOUD_QUEUE_SECRET_KEY", "Secret of the access key.")
+            .secret()
+            .with("CLOUD_QUEUE_ACCESS_KEY"),
+        Variable::new(
+            "CLOUD_QUEUE_CONSUME",
+            "on or off. on: this process also receives from the queue.",
+        )
+        .or("off")
+        .takes(Takes::Switch),
+    ],
     open,
 };
 
@@ -43,6 +72,9 @@ const ANSWER_BYTES_MAX: usize = 64 * 1024;
 /// The longest answer to a receive, in bytes. Ten messages of others can be longer; one cannot.
 const RECEIVE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
+/// How long an answer shows that it answers.
+const SHOWN: Duration = Duration::from_secs(300);
+
 /// How long the queue may wait for a message before it answers, in seconds.
 const WAIT_S: u64 = 20;
 
@@ -52,6 +84,8 @@ const HIDDEN_S: u64 = 30;
 struct Cloud {
     endpoint: Endpoint,
     consumes: bool,
+    /// When it last answered a request; nothing where the last one failed.
+    answered: Mutex<Option<Instant>>,
 }
 
 fn open(env: &Env<'_>) -> Opened {
@@ -62,12 +96,16 @@ fn open(env: &Env<'_>) -> Opened {
     Ok(Some(Arc::new(Cloud {
         endpoint,
         consumes: consume && env.consumes,
+        answered: Mutex::new(None),
     })))
 }
 
 impl Carrier for Cloud {
     fn health(&self) -> Health {
-        Health::Up
+        match *self.answered.lock() {
+            Some(at) if at.elapsed() < SHOWN => Health::Up,
+            _ => Health::Degraded(format!("unverified ({ID})").into()),
+        }
     }
 
     async fn signal(&self, class: Class, signals: &[Signal]) -> Result<(), SignalError> {
@@ -80,7 +118,12 @@ impl Carrier for Cloud {
             .map(|batch| self.send(batch))
             .buffer_unordered(UNDER_WAY);
         // One batch that fails does not keep the others.
-        sent.fold(Ok(()), |all, one| async { all.and(one) }).await
+        self.asked(sent.fold(Ok(()), |all, one| async { all.and(one) })).await
+    }
+
+    /// Every request is paid for: a batch is one, and so is each question for messages.
+    fn operations(&self) -> Option<&AtomicU64> {
+        Some(&self.endpoint.requests)
     }
 
     async fn run(&self, inbound: Inbound, stop: CancellationToken) {
@@ -88,10 +131,14 @@ impl Carrier for Cloud {
             return stop.cancelled().await;
         }
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
-        let (mut at_once, mut failing) = (BATCH, false);
-        while let Some(taken) = stop.run_until_cancelled(self.take(&inbound, at_once)).await {
+        // The first answer is not waited for: it shows that the queue is there.
+        let (mut at_once, mut wait_s, mut failing) = (BATCH, 0, false);
+        while let Some(taken) = stop
+            .run_until_cancelled(self.asked(self.take(&inbound, at_once, wait_s)))
+            .await
+        {
             let Err(error) = taken else {
-                (at_once, failing) = (BATCH, false);
+                (at_once, wait_s, failing) = (BATCH, WAIT_S, false);
                 backoff.reset();
                 continue;
             };
@@ -99,7 +146,7 @@ impl Carrier for Cloud {
                 tracing::warn!(carrier = ID, "{ID} receives nothing: {error}");
             }
             // Perhaps the messages are too long for one answer: alone each of them fits.
-            (at_once, failing) = (1, true);
+            (at_once, wait_s, failing) = (1, 0, true);
             if stop.run_until_cancelled(sleep(backoff.wait())).await.is_none() {
                 break;
             }
@@ -107,7 +154,30 @@ impl Carrier for Cloud {
     }
 }
 
+/// Notes when a request was answered, at its end.
+struct Note<'a> {
+    answered: &'a Mutex<Option<Instant>>,
+    at: Option<Instant>,
+}
+
+impl Drop for Note<'_> {
+    fn drop(&mut self) {
+        *self.answered.lock() = self.at;
+    }
+}
+
 impl Cloud {
+    /// Asks, and notes whether there was an answer. One that is given up had none.
+    async fn asked<T>(&self, request: impl Future<Output = Result<T, SignalError>>) -> Result<T, SignalError> {
+        let mut note = Note {
+            answered: &self.answered,
+            at: None,
+        };
+        let result = request.await;
+        note.at = result.is_ok().then(Instant::now);
+        result
+    }
+
     /// Sends one request's worth.
     async fn send(&self, mut batch: Vec<String>) -> Result<(), SignalError> {
         if batch.len() > 1 {
@@ -125,10 +195,10 @@ impl Cloud {
     }
 
     /// Receives once, hands over what came and deletes it.
-    async fn take(&self, inbound: &Inbound, at_once: usize) -> Result<(), SignalError> {
+    async fn take(&self, inbound: &Inbound, at_once: usize, wait_s: u64) -> Result<(), SignalError> {
         let parameters = [
             ("MaxNumberOfMessages".to_owned(), at_once.to_string()),
-            ("WaitTimeSeconds".to_owned(), WAIT_S.to_string()),
+            ("WaitTimeSeconds".to_owned(), wait_s.to_string()),
             ("VisibilityTimeout".to_owned(), HIDDEN_S.to_string()),
         ];
         let limit = Duration::from_secs(WAIT_S + 5);

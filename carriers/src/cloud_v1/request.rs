@@ -1,5 +1,6 @@
 //! One request to the queue: signed as it is sent, not redirected, its answer bounded.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use aws_credential_types::Credentials;
@@ -27,6 +28,8 @@ pub(super) struct Endpoint {
     region: String,
     identity: Option<Identity>,
     clock: fn() -> SystemTime,
+    /// How many were made that nobody has counted yet.
+    pub(super) requests: AtomicU64,
 }
 
 impl Endpoint {
@@ -63,9 +66,10 @@ impl Endpoint {
         Ok(Some(Self {
             client: client.map_err(|error| format!("no client for CLOUD_QUEUE_URL: {error}"))?,
             url,
-            region: env.get_or("CLOUD_QUEUE_REGION", "us-east-1"),
+            region: env.get_or("CLOUD_QUEUE_REGION", super::REGION),
             identity,
             clock: env.clock,
+            requests: AtomicU64::new(0),
         }))
     }
 
@@ -78,6 +82,7 @@ impl Endpoint {
     ) -> Result<String, SignalError> {
         let now = (self.clock)();
         let request = self.request(form(action, parameters), now)?;
+        self.requests.fetch_add(1, Relaxed);
         let response = self.client.execute(request).await.map_err(lost)?;
         let status = response.status();
         let written = response

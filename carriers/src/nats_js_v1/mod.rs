@@ -22,11 +22,17 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::nats::{Access, Failure};
+use crate::nats::{self, Access, Failure};
 use crate::signal::distinct;
-use crate::{Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Probed, Signal, SignalError, Standing};
+use crate::{
+    Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Probed, Signal, SignalError, Standing, Takes,
+    Variable,
+};
 
 const ID: &str = "nats-js-v1";
+
+const STREAM: &str = "OV_EVENTS_STREAM";
+const STREAM_ALLOWED: &str = "be 1 to 64 letters, digits, - and _";
 
 pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
     id: ID,
@@ -37,6 +43,19 @@ pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
     price_unit: "stream-operation",
     rate_card: "rc-nats-js-v1",
     default_latency_ms: 1.0,
+    variables: &[
+        nats::URL,
+        nats::SUBJECT_PREFIX,
+        Variable::new("NATS_JETSTREAM", "on or off. off: nats-js-v1 is not used.")
+            .or("on")
+            .takes(Takes::Switch),
+        Variable::new("NATS_STREAM", "Name of the JetStream stream.")
+            .or(STREAM)
+            .takes(Takes::Checked {
+                allowed: STREAM_ALLOWED,
+                fits: is_stream,
+            }),
+    ],
     open,
 };
 
@@ -88,11 +107,14 @@ enum Ended {
     NotReady(String),
 }
 
+fn is_stream(text: &str) -> bool {
+    text.len() <= 64 && nats::is_name(text)
+}
+
 fn open(env: &Env<'_>) -> Opened {
-    let stream = env.get_or("NATS_STREAM", "OV_EVENTS_STREAM");
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
-    if !(1..=64).contains(&stream.len()) || !stream.bytes().all(plain) {
-        return Err("NATS_STREAM must be 1 to 64 letters, digits, - and _".into());
+    let stream = env.get_or("NATS_STREAM", STREAM);
+    if !is_stream(&stream) {
+        return Err(format!("NATS_STREAM must {STREAM_ALLOWED}"));
     }
     let wanted = env.switch("NATS_JETSTREAM", true)?;
     let Some(access) = Access::read(env)?.filter(|_| wanted) else {
@@ -170,7 +192,7 @@ impl Carrier for JetStream {
             }
         }
         *self.context.lock() = None;
-        self.standing.set(Health::not_connected(ID), "stopped");
+        self.standing.stopped(Health::not_connected(ID));
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::nats::{Access, Failure};
+use crate::nats::{self, Access, Failure};
 use crate::signal::{Announced, Announcement, announced};
 use crate::{Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Probed, Signal, SignalError, Standing};
 
@@ -28,6 +28,7 @@ pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
     price_unit: "signal-operation",
     rate_card: "rc-nats-v1",
     default_latency_ms: 1.0,
+    variables: &[nats::URL, nats::SUBJECT_PREFIX],
     open,
 };
 
@@ -100,7 +101,7 @@ impl Carrier for Nats {
             }
         }
         *self.client.lock() = None;
-        self.standing.set(Health::not_connected(ID), "stopped");
+        self.standing.stopped(Health::not_connected(ID));
     }
 }
 

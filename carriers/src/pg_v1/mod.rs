@@ -26,6 +26,8 @@ pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
     rate_card: "rc-pg-v1",
     // Half the interval of the poll, by default.
     default_latency_ms: 250.0,
+    // The database is the service's own, so its variables are declared there.
+    variables: &[],
     open,
 };
 
@@ -119,7 +121,7 @@ impl Carrier for Doorbell {
                 break;
             }
         }
-        self.standing.set(not_listening(), "stopped");
+        self.standing.stopped(not_listening());
         self.ringing.lock().await.take();
     }
 }

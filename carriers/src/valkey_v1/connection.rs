@@ -17,6 +17,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::{Env, SignalError};
 
+pub(super) const SCHEMES: &[&str] = &["redis", "rediss", "valkey", "valkeys"];
+
 const CONNECT: Duration = Duration::from_secs(2);
 
 /// A command that no deadline ends sooner is given up after this.
@@ -85,7 +87,7 @@ impl From<Failure> for SignalError {
 impl Access {
     /// Reads `VALKEY_URL`.
     pub(super) fn read(env: &Env<'_>) -> Result<Option<Self>, String> {
-        let Some(url) = env.address("VALKEY_URL", &["redis", "rediss", "valkey", "valkeys"])? else {
+        let Some(url) = env.address("VALKEY_URL", SCHEMES)? else {
             return Ok(None);
         };
         let database = match url.path().trim_matches('/') {

@@ -15,11 +15,16 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::signal::{Announced, Announcement, announced};
-use crate::{Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Probed, Signal, SignalError, Standing};
+use crate::{
+    Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Probed, Signal, SignalError, Standing, Takes,
+    Variable,
+};
 use connection::{Access, Failure, Line, Open};
 use queue::Queue;
 
 const ID: &str = "valkey-v1";
+
+const PREFIX: &str = "ov:events:";
 
 pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
     id: ID,
@@ -30,6 +35,15 @@ pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
     price_unit: "signal-operation",
     rate_card: "rc-valkey-v1",
     default_latency_ms: 2.0,
+    variables: &[
+        Variable::new(
+            "VALKEY_URL",
+            "Valkey, redis://[user:password@]host:6379; valkey-v1 needs it.",
+        )
+        .takes(Takes::Address(connection::SCHEMES))
+        .secret(),
+        Variable::new("VALKEY_PREFIX", "Prefix of every key in Valkey.").or(PREFIX),
+    ],
     open,
 };
 
@@ -59,7 +73,7 @@ fn open(env: &Env<'_>) -> Opened {
     let Some(access) = Access::read(env)? else {
         return Ok(None);
     };
-    let prefix = env.get_or("VALKEY_PREFIX", "ov:events:");
+    let prefix = env.get_or("VALKEY_PREFIX", PREFIX);
     Ok(Some(Arc::new(Valkey {
         access,
         channel: format!("{prefix}ps:fabric.topic"),
@@ -123,7 +137,7 @@ impl Carrier for Valkey {
             }
         }
         *self.writer.lock() = None;
-        self.standing.set(Health::not_connected(ID), "stopped");
+        self.standing.stopped(Health::not_connected(ID));
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::support::process::{Process, Variables, now, open, unique};
+use super::support::process::{Process, Variables, open, unique, wall_clock};
 use super::support::wait::{SOON, eventually};
 use super::support::world::{Backing, World};
 
@@ -110,6 +110,17 @@ async fn one_signal_is_one_signed_message_of_two_ids() {
 }
 
 #[tokio::test]
+async fn a_request_is_one_operation_however_many_signals_it_holds() {
+    let stub = Stub::answering(http("200 OK", "")).await;
+    let process = stub.process();
+    let signals: Vec<_> = (0..25).map(|_| unique(Class::Queue)).collect();
+    process.send(Class::Queue, &signals).await.expect("taken");
+    let counted = process.carrier.operations().expect("it counts itself");
+    assert_eq!(counted.load(std::sync::atomic::Ordering::Relaxed), 3);
+    assert_eq!(stub.asked.lock().len(), 3);
+}
+
+#[tokio::test]
 async fn without_keys_nothing_is_signed() {
     let stub = Stub::answering(http("200 OK", "")).await;
     let mut variables = stub.variables();
@@ -187,10 +198,10 @@ async fn a_wrong_key_is_denied_by_a_server_that_checks() {
 #[tokio::test]
 async fn a_wrong_clock_is_called_one() {
     fn ahead() -> SystemTime {
-        now() + Duration::from_secs(3600)
+        wall_clock() + Duration::from_secs(3600)
     }
     let refused = "<Error><Code>SignatureDoesNotMatch</Code></Error>";
-    let written = httpdate::fmt_http_date(now());
+    let written = httpdate::fmt_http_date(wall_clock());
     let answer = http("403 Forbidden", refused).replacen("\r\n", &format!("\r\nDate: {written}\r\n"), 1);
     let stub = Stub::answering(answer).await;
     let opened = open(

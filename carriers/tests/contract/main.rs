@@ -130,7 +130,7 @@ fn what_is_not_configured_is_not_opened_and_what_is_wrong_is_named() {
             .map(|(name, value)| (*name, (*value).to_owned()))
             .collect();
         let descriptor = carriers::descriptor(id).expect("a registered carrier");
-        open(descriptor, &variables, "test", support::process::now).map(|carrier| carrier.is_some())
+        open(descriptor, &variables, "test", support::process::wall_clock).map(|carrier| carrier.is_some())
     };
     let _runtime = tokio::runtime::Runtime::new().expect("a runtime");
     for id in ["valkey-v1", "nats-v1", "nats-js-v1", "cloud-v1"] {
@@ -269,10 +269,14 @@ async fn silent(world: World) {
     let class = world.descriptor.classes[0];
     let (one, two) = world.pair().await;
     world.line.stall();
-    one.stands(world.severed(), NOTICED).await;
+    // A queue may take its time over the question for messages, so there it is the next signal that notices.
+    if world.descriptor.id != "cloud-v1" {
+        one.stands(world.severed(), NOTICED).await;
+    }
     one.send(class, &[unique(class)])
         .await
         .expect_err("nobody could take it");
+    one.stands(world.severed(), NOTICED).await;
     assert!(one.runs() && two.runs());
     world.line.restore();
     world.connected(&one).await;

@@ -352,3 +352,21 @@ async fn nothing_is_asked_of_the_server_but_what_its_user_may() {
     let refused = ask(&mut admin, &["ACL", "LOG"]).await;
     assert_eq!(refused, Value::Array(vec![]), "commands that were refused");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_shipped_rights_are_enough_for_another_database() {
+    let mut world = World::of("valkey-v1").await;
+    let url = world.variables.get_mut("VALKEY_URL").expect("its address");
+    *url = format!("{}/1", url.trim_end_matches('/'));
+    let (mut one, mut two) = world.pair().await;
+    let signal = unique(Class::Queue);
+    one.send(Class::Queue, std::slice::from_ref(&signal))
+        .await
+        .expect("it is taken");
+    eventually("it arrives", SOON, async || {
+        one.signals().contains(&signal) || two.signals().contains(&signal)
+    })
+    .await;
+    one.stop().await;
+    two.stop().await;
+}

@@ -58,23 +58,22 @@ pub struct CardMistakes {
     pub unlisted: usize,
 }
 
+impl CardMistakes {
+    /// Each mistake as a line of its own that names the file, the card and the field.
+    pub fn lines(&self) -> Vec<String> {
+        let line = |mistake: &CardMistake| {
+            let place = [&mistake.card, &mistake.field].into_iter().flatten();
+            let named: String = place.map(|name| format!(": {name}")).collect();
+            format!("{}{named}: {}", self.file, mistake.message)
+        };
+        let unlisted = (self.unlisted > 0).then(|| format!("and {} more", self.unlisted));
+        self.mistakes.iter().map(line).chain(unlisted).collect()
+    }
+}
+
 impl fmt::Display for CardMistakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, mistake) in self.mistakes.iter().enumerate() {
-            let separator = if index == 0 { "" } else { "; " };
-            write!(f, "{separator}{}", self.file)?;
-            if let Some(card) = &mistake.card {
-                write!(f, ": {card}")?;
-            }
-            if let Some(field) = &mistake.field {
-                write!(f, ": {field}")?;
-            }
-            write!(f, ": {}", mistake.message)?;
-        }
-        if self.unlisted > 0 {
-            write!(f, "; and {} more", self.unlisted)?;
-        }
-        Ok(())
+        f.write_str(&self.lines().join("; "))
     }
 }
 
@@ -186,6 +185,7 @@ impl Reader {
         let unit_price_usd = card.number("unit_price_usd");
         let free_allowance = card.number("free_allowance");
         let reset_period = card.reset_period();
+        card.allowance_is_counted(free_allowance, reset_period);
         let region = card.optional("region", Fields::text);
         let effective_from = card.date("effective_from");
         let effective_until = card.optional("effective_until", Fields::date);
@@ -320,6 +320,23 @@ impl Fields<'_> {
             self.fault(FIELD, format!("must be one of day, month, none, got {}", shown(&value)));
         }
         found
+    }
+
+    /// Use is counted by the month: an allowance of another period would be taken for one of each month.
+    fn allowance_is_counted(&mut self, free_allowance: Option<f64>, reset_period: Option<ResetPeriod>) {
+        let (Some(allowance), Some(period)) = (free_allowance, reset_period) else {
+            return;
+        };
+        if allowance > 0.0 && period != ResetPeriod::Month {
+            self.fault(
+                "reset_period",
+                format!(
+                    "must be month where free_allowance is more than 0, since use is counted by the month, got \
+                     \"{}\": set free_allowance to 0, or state what is free in a month",
+                    period.as_str()
+                ),
+            );
+        }
     }
 
     fn in_force(&mut self, from: Option<Date>, until: Option<Date>, now_ms: i64) {

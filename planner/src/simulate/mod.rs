@@ -14,5 +14,5 @@ mod world;
 
 pub use report::{CarrierReport, ClassReport, CostPoint, Happened, Lane, Move, Report, Segment, Unavailable};
 pub use run::run;
-pub use scenario::{SCENARIO_BYTES_MAX, Scenario, ScenarioMistakes, Traffic};
+pub use scenario::{PolicyJudge, SCENARIO_BYTES_MAX, Scenario, ScenarioMistakes, Traffic};
 pub use svg::draw;

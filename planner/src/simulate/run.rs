@@ -18,6 +18,8 @@ use crate::usage::Usage;
 
 /// How long after something happened the steps stay small.
 const CLOSE_LOOK: Duration = Duration::from_secs(90);
+/// Signals of one subscription that come within this time of another's sending are sent as one, as the service does it.
+const WINDOW: Duration = Duration::from_millis(2);
 /// Offers are made anew this often.
 const STEP_MIN: Duration = Duration::from_secs(1);
 const STEP_MAX: Duration = Duration::from_secs(60);
@@ -266,7 +268,7 @@ impl<'a> Runner<'a> {
         let delay_ms = match sent {
             Sent::Woke => {
                 self.carriers[route].woken += signals;
-                self.charge(route, signals, count, now_ms);
+                self.charge(route, gathered(count, step), now_ms);
                 self.brokers[route].mean_ms()
             }
             Sent::Lost => self.scenario.poll_ms / 2.0,
@@ -283,23 +285,29 @@ impl<'a> Runner<'a> {
     fn decide(&mut self, index: usize, now_ms: i64) -> Arc<Decision> {
         let traffic = &self.scenario.traffic[index];
         let stream = &self.streams[index];
+        // What is put on record is the decision of the policy, whatever is decided for a key of it.
+        let of_policy = Ask {
+            policy: &stream.policy,
+            intent: &traffic.intent,
+            key: None,
+        };
+        if traffic.key.is_some()
+            && let Decided::Proposed(proposal) = self.memory.decide(of_policy, &self.market, now_ms)
+        {
+            self.recorded += u64::from(proposal.record().is_some());
+            proposal.committed(&mut self.memory);
+        }
         let key = traffic.key.as_deref().map(|name| Key {
             name,
             backlog: stream.backlog.as_deref(),
         });
-        let ask = Ask {
-            policy: &stream.policy,
-            intent: &traffic.intent,
-            key,
-        };
+        let ask = Ask { key, ..of_policy };
         let proposal = match self.memory.decide(ask, &self.market, now_ms) {
             Decided::Remembered(decision) => return Arc::clone(decision),
             Decided::Proposed(proposal) => proposal,
         };
         let decision = Arc::clone(proposal.decision());
-        if proposal.record().is_some() {
-            self.recorded += 1;
-        }
+        self.recorded += u64::from(traffic.key.is_none() && proposal.record().is_some());
         proposal.committed(&mut self.memory);
         let from = stream.lane.segments.last().map(|segment| segment.carrier.clone());
         if from.as_deref() != Some(&decision.carrier) {
@@ -319,7 +327,7 @@ impl<'a> Runner<'a> {
     }
 
     /// What the units that a carrier took really cost: those beyond the allowance of the month.
-    fn charge(&mut self, route: usize, units: u64, count: f64, now_ms: i64) {
+    fn charge(&mut self, route: usize, count: f64, now_ms: i64) {
         let broker = &self.brokers[route];
         let Some(card) = self.cards.get(&broker.rate_card) else {
             return;
@@ -332,7 +340,12 @@ impl<'a> Runner<'a> {
         let before = self.usage.used(provider, &card.metric, now_ms);
         let price = |used| card.price(used, card.free_allowance);
         let cost_usd = price(before + count) - price(before);
-        self.usage.add(provider, &card.metric, units, now_ms);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "whole, and bounded by the events"
+        )]
+        self.usage.add(provider, &card.metric, count as u64, now_ms);
         self.carriers[route].cost_usd += cost_usd;
         self.cost_usd += cost_usd;
     }
@@ -386,6 +399,13 @@ impl<'a> Runner<'a> {
             cost: self.cost,
         }
     }
+}
+
+/// How many signals so many events of one subscription make: after each sending it is quiet for the window, and what came
+/// meanwhile is sent at its end; otherwise the next event is sent at once.
+fn gathered(events: f64, step: Duration) -> f64 {
+    let in_window = events * WINDOW.as_secs_f64() / step.as_secs_f64();
+    (events / (in_window + (-in_window).exp())).round()
 }
 
 impl Lane {

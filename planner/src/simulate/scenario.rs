@@ -1,5 +1,6 @@
 //! What a scenario is: carriers, prices, traffic, and what happens when.
 
+mod members;
 mod read;
 
 use super::span::Span;
@@ -7,7 +8,7 @@ use crate::class::Class;
 use crate::intent::Intent;
 use crate::rate_card::RateCards;
 
-pub use read::{SCENARIO_BYTES_MAX, ScenarioMistakes};
+pub use read::{PolicyJudge, SCENARIO_BYTES_MAX, ScenarioMistakes};
 
 /// What is run.
 #[derive(Debug, Clone)]

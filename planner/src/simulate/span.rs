@@ -1,9 +1,6 @@
 //! Spans of time as scenarios write them: `90s`, `15m`, `1h30m`, `30d`.
 
-use std::fmt;
 use std::time::Duration;
-
-use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
 /// A span of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -32,24 +29,6 @@ impl Span {
             total += Duration::from_secs(count.checked_mul(unit_s).filter(|seconds| *seconds <= SECONDS_MAX)?);
         }
         (!text.is_empty() && total.as_secs() <= SECONDS_MAX).then_some(Self(total))
-    }
-}
-
-impl<'de> Deserialize<'de> for Span {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Written;
-        impl Visitor<'_> for Written {
-            type Value = Span;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a duration such as \"90s\", \"15m\", \"1h30m\" or \"30d\"")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Span, E> {
-                Span::parse(text).ok_or_else(|| E::invalid_value(serde::de::Unexpected::Str(text), &self))
-            }
-        }
-        deserializer.deserialize_str(Written)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The cards that come with the service, their schema, and every mistake that a file of cards can hold.
 
 use openvibe_events_planner::simulate::Scenario;
-use openvibe_events_planner::{CARDS_BYTES_MAX, CardMistakes, RateCards};
+use openvibe_events_planner::{CARDS_BYTES_MAX, CardMistakes, Charged, RateCards};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -99,11 +99,17 @@ fn the_schema_and_the_reader_agree() {
         ("source", json!("mailto:prices@example.org")),
         ("unit_price", json!(1)),
         ("reset_period", json!("week")),
+        ("reset_period", json!("day")),
+        ("reset_period", json!("none")),
     ] {
         cases.push(changed(|card| {
             card.insert(field.to_owned(), value);
         }));
     }
+    cases.push(changed(|card| {
+        card.insert("reset_period".to_owned(), json!("none"));
+        card.insert("free_allowance".to_owned(), json!(0));
+    }));
     for case in cases {
         assert_eq!(
             parsed(&case).is_ok(),
@@ -180,6 +186,21 @@ fn each_mistake_names_card_field_and_remedy() {
         "id",
         "is the id of an earlier card too",
     );
+    for period in ["day", "none"] {
+        refused(
+            &with("reset_period", json!(period)),
+            id,
+            "reset_period",
+            &format!(
+                "must be month where free_allowance is more than 0, since use is counted by the month, got \"{period}\""
+            ),
+        );
+        let free_of_none = changed(|card| {
+            card.insert("reset_period".to_owned(), json!(period));
+            card.insert("free_allowance".to_owned(), json!(0));
+        });
+        assert!(parsed(&free_of_none).is_ok(), "no allowance begins anew");
+    }
     refused(
         &with("effective_from", json!("2026-13-01")),
         id,
@@ -210,6 +231,33 @@ fn each_mistake_names_card_field_and_remedy() {
     assert_eq!(
         mistakes.to_string(),
         "cards.json: rc-pg-v1: metric: is given more than once: keep one"
+    );
+}
+
+#[test]
+fn a_card_names_what_its_carrier_is_counted_by() {
+    let valkey = Charged {
+        carrier: "valkey-v1",
+        rate_card: "rc-valkey-v1",
+        provider: "valkey",
+        metric: "signal-operation",
+    };
+    let absent = Charged {
+        rate_card: "rc-absent-v1",
+        ..valkey
+    };
+    let checked = |card: &Value| parsed(card).expect("cards").check("cards.json", &[valkey, absent]);
+    assert_eq!(checked(&valid()), Ok(()));
+    let both = changed(|card| {
+        card.insert("provider".to_owned(), json!("Valkey"));
+        card.insert("metric".to_owned(), json!("signals"));
+    });
+    assert_eq!(
+        checked(&both).expect_err("two mistakes").lines(),
+        [
+            "cards.json: rc-valkey-v1: provider: must be \"valkey\", which is what valkey-v1 is counted by, got \"Valkey\"",
+            "cards.json: rc-valkey-v1: metric: must be \"signal-operation\", which is what valkey-v1 is counted by, got \"signals\"",
+        ]
     );
 }
 

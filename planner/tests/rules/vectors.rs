@@ -193,6 +193,21 @@ fn what_is_paid_already_costs_by_its_load_and_not_by_its_card() {
 }
 
 #[test]
+fn a_price_behind_a_large_allowance_is_shown_without_the_noise_of_its_sums() {
+    let cards: RateCards = [card("rc", 1.0, 2e-7, 1e9)].into_iter().collect();
+    for used in [1e9, 1.234_567_8e9, 7.7e9] {
+        let states = half_way(used, 0.0);
+        let placement = plan(
+            &Requirements::default(),
+            &[Offer::of("A", "p", "rc")],
+            &options(&cards, &states),
+        );
+        let shown = serde_json::to_value(&placement.candidates).expect("JSON");
+        assert_eq!(shown[0]["estimated_cost_usd"].to_string(), "2e-7", "{used}");
+    }
+}
+
+#[test]
 fn an_allowance_that_the_forecast_exhausts_makes_the_next_unit_paid_now() {
     let cards: RateCards = [card("rc", 1e6, 0.4, 1.5e6)].into_iter().collect();
     let cost = |used, reserve, latency_class| {

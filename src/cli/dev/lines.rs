@@ -23,7 +23,7 @@ pub(super) fn print(terminal: Terminal, issuer: &Issuer, base: &str, hook: &str)
 }
 
 /// Each line with its heading.
-fn lines(token: &str, issuer: &str, base: &str, hook: &str) -> [(&'static str, String); 8] {
+fn lines(token: &str, issuer: &str, base: &str, hook: &str) -> [(&'static str, String); 9] {
     let json = "-H 'content-type: application/json'";
     let auth = "-H \"authorization: Bearer $TOKEN\"";
     let event = format!(
@@ -66,6 +66,10 @@ fn lines(token: &str, issuer: &str, base: &str, hook: &str) -> [(&'static str, S
         (
             "What became of the deliveries",
             format!("curl -s '{base}/api/v1/deliveries?limit=10' {auth}"),
+        ),
+        (
+            "Which carrier rings for them, and why",
+            format!("curl -s '{base}/api/v1/placement?event_type=media.vod.ready' {auth}"),
         ),
     ]
 }

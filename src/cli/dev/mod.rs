@@ -5,6 +5,7 @@
 
 mod account;
 mod api;
+mod brokers;
 mod cluster;
 mod demo;
 mod issuer;
@@ -25,6 +26,7 @@ use std::process::ExitCode;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
+pub use brokers::{BrokerError, Kind};
 pub use cluster::ClusterError;
 pub use demo::TourError;
 pub use issuer::IssuerError;
@@ -32,6 +34,7 @@ pub use programs::ProgramsError;
 pub use service::ServiceError;
 
 use crate::config::process_variable;
+use brokers::Brokers;
 use cluster::{Cluster, private_file};
 use demo::Stage;
 use issuer::Issuer;
@@ -68,6 +71,9 @@ pub enum DevError {
     /// No identity issuer.
     #[error(transparent)]
     Issuer(#[from] IssuerError),
+    /// A broker that was asked for does not run.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
     /// No service.
     #[error(transparent)]
     Service(#[from] ServiceError),
@@ -185,6 +191,14 @@ async fn beside(
     if let Some(log) = &log {
         private_file(log).map_err(|error| DevError::System("the log of the service cannot be written", error))?;
     }
+    let mut brokers = Brokers::default();
+    if args.demo {
+        let starting = Brokers::start(&args.data, &process_variable);
+        brokers = tokio::select! {
+            started = starting => started?,
+            () = &mut stop => return Err(End::Asked),
+        };
+    }
     let inherit = if args.demo { Inherit::Unknown } else { Inherit::Most };
     let settings = Settings::new(
         &args.data,
@@ -192,12 +206,16 @@ async fn beside(
         &cluster.url(),
         issuer.url(),
         inherit,
+        brokers.settings(&process_variable),
         log.clone(),
     )?;
     // Held until now, so that neither of the other two took it.
     drop(service_port.listener);
     told(terminal, "issuer", issuer.url(), issuer_port.instead_of);
     told(terminal, "receiver", receiver.url("/hook"), receiver_port.instead_of);
+    for broker in &brokers.0 {
+        told(terminal, "broker", broker.told(), None);
+    }
 
     let starting = Service::start(&settings, &http);
     let mut service = tokio::select! {
@@ -216,21 +234,27 @@ async fn beside(
         terminal.line(format_args!("log        {}", log.display()));
     }
     let outcome = tokio::select! {
-        outcome = with_service(args, &stage, &mut service) => outcome,
+        outcome = with_service(args, &stage, &mut service, &mut brokers) => outcome,
         () = &mut stop => Err(End::Asked),
     };
     terminal.line("stopping the service");
     let stopped = service.stop().await;
+    brokers.stop().await;
     outcome?;
     stopped.map_err(|error| DevError::System("the service cannot be stopped", error))?;
     Ok(())
 }
 
 /// The tour, where it is asked for, and then what `dev` shows until it is stopped.
-async fn with_service(args: &DevArgs, stage: &Stage<'_>, service: &mut Service) -> Result<(), End> {
+async fn with_service(
+    args: &DevArgs,
+    stage: &Stage<'_>,
+    service: &mut Service,
+    brokers: &mut Brokers,
+) -> Result<(), End> {
     let terminal = stage.terminal;
     if args.demo {
-        demo::play(*stage, service)
+        demo::play(*stage, service, brokers)
             .await
             .inspect_err(|error| terminal.bad(error))?;
     }

@@ -85,17 +85,18 @@ pub(super) struct Service {
 }
 
 impl Settings {
-    /// A service on `port` of 127.0.0.1, with the database of `database_url`, that believes `issuer_url` only. What is
-    /// known of it is kept in `data`. Its log goes to `log`, else to where ours goes.
+    /// A service on `port` of 127.0.0.1, with the database of `database_url`, that believes `issuer_url` only, with `more`
+    /// variables. What is known of it is kept in `data`. Its log goes to `log`, else to where ours goes.
     pub(super) fn new(
         data: &Path,
         port: u16,
         database_url: &str,
         issuer_url: &str,
         inherit: Inherit,
+        more: Vec<(&'static str, String)>,
         log: Option<PathBuf>,
     ) -> Result<Self, ServiceError> {
-        let ours = BTreeMap::from([
+        let mut ours = BTreeMap::from([
             ("EVENTS_ENV", "development".to_owned()),
             ("HOST", "127.0.0.1".to_owned()),
             ("PORT", port.to_string()),
@@ -104,6 +105,7 @@ impl Settings {
             ("OV_NETWORK_INTERNAL_URL", issuer_url.to_owned()),
             ("OV_NETWORK_ISSUER", issuer_url.to_owned()),
         ]);
+        ours.extend(more);
         let settings = Self {
             ours,
             inherit,
@@ -295,6 +297,7 @@ mod tests {
             "postgresql://u:p@127.0.0.1:1/d",
             "http://127.0.0.1:4311",
             inherit,
+            vec![("VALKEY_URL", "redis://127.0.0.1:2".to_owned())],
             None,
         );
         made.expect("settings")
@@ -315,6 +318,10 @@ mod tests {
         let unknown = settings(Inherit::Unknown);
         assert_eq!(unknown.get("EVENTS_MAX_ATTEMPTS", &outer), None);
         assert_eq!(unknown.get("HOME", &outer).as_deref(), Some("outer HOME"));
+        assert_eq!(
+            unknown.get("VALKEY_URL", &outer).as_deref(),
+            Some("redis://127.0.0.1:2")
+        );
     }
 
     #[test]

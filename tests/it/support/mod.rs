@@ -26,6 +26,8 @@ pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod receiver;
 pub(crate) mod service;
+#[path = "../../../carriers/tests/contract/support/sqs.rs"]
+pub(crate) mod sqs;
 pub(crate) mod tls;
 pub(crate) mod wait;
 pub(crate) mod wire;

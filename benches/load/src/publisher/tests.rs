@@ -38,13 +38,13 @@ where
 fn load(address: SocketAddr, rate: Option<f64>) -> Load<'static> {
     Load {
         address,
-        shape: Shape {
+        shapes: vec![Shape {
             host: "h",
             token: "t",
             event_type: "live.a.b",
             batch: 1,
             payload_bytes: 64,
-        },
+        }],
         connections: 1,
         keys: 0,
         length: Duration::from_millis(400),
@@ -91,7 +91,7 @@ async fn a_closed_loop_counts_one_slow_request() {
 #[tokio::test]
 async fn a_budget_ends_a_closed_loop_exactly() {
     let mut load = load(server(stalls_once).await, None);
-    (load.shape.batch, load.events, load.length) = (3, Some(20), Duration::from_secs(20));
+    (load.shapes[0].batch, load.events, load.length) = (3, Some(20), Duration::from_secs(20));
     let tally = run(&load).await;
     assert_eq!(tally.events, 18, "six whole requests");
 }

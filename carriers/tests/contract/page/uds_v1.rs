@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use carriers::{Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Signal, SignalError, Standing};
+use carriers::{
+    Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Signal, SignalError, Standing, Variable,
+};
 use parking_lot::Mutex;
 use tokio::net::UnixDatagram;
 use tokio::time::sleep;
@@ -21,6 +23,10 @@ pub(crate) const DESCRIPTOR: Descriptor = Descriptor {
     price_unit: "signal-operation",
     rate_card: "rc-uds-v1",
     default_latency_ms: 0.1,
+    variables: &[
+        Variable::new("UDS_PATH", "Socket that this process listens on; uds-v1 needs it.").with("UDS_PEER"),
+        Variable::new("UDS_PEER", "Socket of the other process.").with("UDS_PATH"),
+    ],
     open,
 };
 
@@ -72,7 +78,7 @@ impl Carrier for Uds {
             }
         }
         self.socket.lock().take();
-        self.standing.set(Health::not_connected(ID), "stopped");
+        self.standing.stopped(Health::not_connected(ID));
     }
 }
 

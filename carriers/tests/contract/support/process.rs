@@ -21,7 +21,7 @@ pub(crate) type Variables = BTreeMap<&'static str, String>;
 
 /// The wall clock; tests of clocks have their own.
 #[expect(clippy::disallowed_methods, reason = "what a carrier is handed")]
-pub(crate) fn now() -> SystemTime {
+pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
 
@@ -48,8 +48,11 @@ fn open_as(
         .expect("the provider's versions")
         .with_root_certificates(rustls::RootCertStore::empty())
         .with_no_client_auth();
+    // As in the service: what is not declared is not there. The database is the service's own.
+    let declared =
+        |name: &str| name.starts_with("DATABASE_") || descriptor.variables.iter().any(|variable| variable.name == name);
     (descriptor.open)(&Env {
-        variables: &|name| variables.get(name).cloned(),
+        variables: &|name| variables.get(name).filter(|_| declared(name)).cloned(),
         instance,
         consumes,
         tls: &tls,
@@ -80,7 +83,7 @@ impl Process {
 
     /// A process that publishes and sends no webhook: it takes no wake-ups meant for one of several.
     pub(crate) fn publisher(descriptor: &Descriptor, variables: &Variables) -> Self {
-        let opened = open_as(descriptor, variables, &new_instance(), now, false);
+        let opened = open_as(descriptor, variables, &new_instance(), wall_clock, false);
         let mut process = Self {
             carrier: opened.expect("good variables").expect("configured"),
             heard: Arc::default(),
@@ -92,7 +95,7 @@ impl Process {
 
     /// A process that has opened the carrier and does not run it.
     pub(crate) fn open(descriptor: &Descriptor, variables: &Variables) -> Self {
-        let carrier = open(descriptor, variables, &new_instance(), now)
+        let carrier = open(descriptor, variables, &new_instance(), wall_clock)
             .expect("good variables")
             .expect("configured");
         Self {

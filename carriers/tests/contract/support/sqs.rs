@@ -9,7 +9,7 @@ use aws_sigv4::{
 };
 use url::{Url, form_urlencoded};
 
-use super::{broker::required, process::now};
+use super::{broker::required, process::wall_clock};
 
 /// A queue of the test's own.
 pub(crate) struct Queue {
@@ -78,7 +78,7 @@ impl Queue {
             .identity(&identity)
             .region("us-east-1")
             .name("sqs")
-            .time(now())
+            .time(wall_clock())
             .settings(SigningSettings::default())
             .build()
             .expect("parameters")

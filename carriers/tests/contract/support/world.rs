@@ -114,8 +114,8 @@ impl World {
         match self.descriptor.id {
             // It delivers by the poll all the same.
             "pg-v1" => Health::Degraded("not listening (pg-v1)".into()),
-            // It keeps no connection; its signals fail.
-            "cloud-v1" => Health::Up,
+            // It keeps no connection; its requests fail.
+            "cloud-v1" => Health::Degraded("unverified (cloud-v1)".into()),
             id => Health::not_connected(id),
         }
     }

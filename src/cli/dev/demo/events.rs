@@ -65,12 +65,34 @@ pub(super) fn post_created(post: &str) -> Draft {
     draft("community", "community.post.created", ("post", post), &payload)
 }
 
+/// A poll that everybody may see.
+pub(super) fn poll_opened(poll: &str) -> Draft {
+    let payload = json!({ "question": "Which engine next?" });
+    let mut draft = draft("community", "community.poll.opened", ("poll", poll), &payload);
+    draft.envelope["visibility"] = "public".into();
+    draft
+}
+
 /// Somebody was named in a post, which concerns nobody else.
 pub(super) fn mention_made(person: &str) -> Draft {
     let payload = json!({ "post": "post-1" });
     let mut draft = draft("community", "community.mention.created", ("user", person), &payload);
     draft.envelope["visibility"] = "subject".into();
     draft
+}
+
+/// A comment under a post.
+pub(super) fn comment_created(comment: &str) -> Draft {
+    let payload = json!({ "post": "post-1", "text": format!("Comment {comment}") });
+    let id = format!("comment-{comment}");
+    draft("community", "community.comment.created", ("comment", &id), &payload)
+}
+
+/// Money that went out.
+pub(super) fn payout_settled(payout: &str) -> Draft {
+    let payload = json!({ "amount": "80.00", "currency": "EUR" });
+    let id = format!("payout-{payout}");
+    draft("billing", "billing.payout.settled", ("payout", &id), &payload)
 }
 
 #[cfg(test)]
@@ -88,6 +110,9 @@ mod tests {
             stream_started("3"),
             invoice_paid("4"),
             post_created("5"),
+            comment_created("6"),
+            payout_settled("7"),
+            poll_opened("8"),
             mention_made("usr_01K7DDE5FG6HJ7KM8NP9QR0STV"),
         ];
         for event in all {

@@ -1,6 +1,7 @@
 //! The tour: real requests to the real service, told as they happen. Every step verifies what it shows, and the first
 //! expectation that does not hold ends the tour.
 
+mod carriers;
 mod events;
 mod guide;
 mod steps;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::api;
+use super::brokers::{BrokerError, Brokers};
 use super::issuer::Issuer;
 use super::receiver::Receiver;
 use super::service::{Service, ServiceError, Settings};
@@ -46,6 +48,26 @@ pub enum TourError {
     /// No whole answer came.
     #[error("no answer: {0}")]
     NoAnswer(#[from] reqwest::Error),
+    /// Work was not placed where it belongs.
+    #[error(
+        "waited {} s for work to be placed {} {carrier}; GET /api/v1/placement says: {said}. Remedy: {remedy}",
+        .longest.as_secs(), if *.on { "on" } else { "elsewhere than on" }
+    )]
+    Unplaced {
+        /// The carrier.
+        carrier: &'static str,
+        /// Whether it was to be there, or anywhere else.
+        on: bool,
+        /// For how long it was waited.
+        longest: Duration,
+        /// What placement said last.
+        said: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A broker of ours cannot be killed or started.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
     /// The service did not come back.
     #[error(transparent)]
     Service(#[from] ServiceError),
@@ -74,7 +96,7 @@ pub(super) struct Stage<'a> {
 /// # Errors
 ///
 /// The first expectation that did not hold.
-pub(super) async fn play(stage: Stage<'_>, service: &mut Service) -> Result<(), TourError> {
+pub(super) async fn play(stage: Stage<'_>, service: &mut Service, brokers: &mut Brokers) -> Result<(), TourError> {
     let started = Instant::now();
     let mut guide = Guide::new(stage, service);
     steps::tokens(&mut guide).await?;
@@ -84,6 +106,7 @@ pub(super) async fn play(stage: Stage<'_>, service: &mut Service) -> Result<(), 
     steps::retried(&mut guide).await?;
     steps::dead_and_replayed(&mut guide).await?;
     steps::killed(&mut guide).await?;
+    carriers::moved(&mut guide, brokers).await?;
     steps::pulled(&mut guide).await?;
     stream::streamed(&mut guide).await?;
     steps::summary(&mut guide, started).await

@@ -420,7 +420,7 @@ pub(super) async fn summary(guide: &mut Guide<'_>, started: Instant) -> Result<(
 }
 
 /// Subscribes the tour's consumer, at a path of this run.
-async fn hook(
+pub(super) async fn hook(
     guide: &mut Guide<'_>,
     name: &'static str,
     pattern: &str,
@@ -501,7 +501,7 @@ fn attempts_of(arrivals: &[Arrival], event_id: &str) -> Vec<Arrival> {
 }
 
 /// The requests that were answered as taken, once each of `ids` is among them.
-fn all_taken(arrivals: &[Arrival], ids: &[String]) -> Option<Vec<Arrival>> {
+pub(super) fn all_taken(arrivals: &[Arrival], ids: &[String]) -> Option<Vec<Arrival>> {
     let taken: Vec<Arrival> = arrivals.iter().filter(|arrival| arrival.taken()).cloned().collect();
     let seen: HashSet<&str> = taken.iter().map(Arrival::event_id).collect();
     ids.iter().all(|id| seen.contains(id.as_str())).then_some(taken)

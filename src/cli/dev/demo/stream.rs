@@ -6,7 +6,7 @@ use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
 use serde_json::Value;
 
 use super::TourError;
-use super::events::{Draft, mention_made, post_created};
+use super::events::{Draft, mention_made, poll_opened};
 use super::guide::{Guide, PATIENCE, brief, late, short};
 
 /// The person who looks.
@@ -30,23 +30,20 @@ pub(super) async fn streamed(guide: &mut Guide<'_>) -> Result<(), TourError> {
         "one stream is open for nobody in particular, one for a person",
     )?;
 
-    let (public, hers) = (made_public(post_created("post-live")), mention_made(PERSON));
+    let (public, hers) = (poll_opened("poll-1"), mention_made(PERSON));
     guide.send(&[hers.clone(), public.clone()], 201).await?;
     let seen = person.events(guide, 2).await?;
     guide.expect(
         seen == ids(&[&hers, &public]),
-        "she sees the mention of her, then the public post",
+        "she sees that she was mentioned, then the poll, which is public",
     )?;
     let seen = anybody.events(guide, 1).await?;
-    guide.expect(seen == ids(&[&public]), "everybody else sees the post alone")?;
+    guide.expect(seen == ids(&[&public]), "everybody else sees the poll alone")?;
 
     let position = anybody.position.clone();
     drop(anybody);
     terminal.seen("the connection is cut");
-    let missed = [
-        made_public(post_created("post-missed-1")),
-        made_public(post_created("post-missed-2")),
-    ];
+    let missed = [poll_opened("poll-2"), poll_opened("poll-3")];
     guide.send(&missed, 201).await?;
     let mut again = Stream::open(guide, "", Some(&position)).await?;
     let seen = again.events(guide, 2).await?;
@@ -112,11 +109,6 @@ fn request(guide: &Guide<'_>, ticket: &str) -> reqwest::RequestBuilder {
         url.push_str(ticket);
     }
     guide.stage.http.get(url).timeout(STREAM_MAX)
-}
-
-fn made_public(mut draft: Draft) -> Draft {
-    draft.envelope["visibility"] = "public".into();
-    draft
 }
 
 fn ids(drafts: &[&Draft]) -> Vec<String> {
