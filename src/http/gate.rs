@@ -8,6 +8,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ pub(super) struct Refusal {
 
 /// The service's side of a gate: it learns what was found out about each head.
 #[derive(Clone)]
-pub(super) struct Gatekeeper(Arc<Mutex<State>>);
+pub(super) struct Gatekeeper(Arc<Mutex<State>>, Arc<AtomicBool>);
 
 impl Gatekeeper {
     /// Called once for each head that the server has parsed.
@@ -78,6 +79,11 @@ impl Gatekeeper {
             Err(_) => Mode::Closed,
         };
         verdict
+    }
+
+    /// Whether everything that was given to be sent is on its way.
+    pub(super) fn has_written_all(&self) -> bool {
+        self.1.load(Ordering::Relaxed)
     }
 
     /// Whether some of the body of the request under way has not been taken from the gate.
@@ -117,6 +123,8 @@ pub(super) struct Gate<S> {
     /// Where heads are counted, and what a large one under way holds of it.
     heads: &'static Budget,
     share: Option<Share<'static>>,
+    /// Nothing waits to be written.
+    has_written_all: Arc<AtomicBool>,
     /// Runs while a head is under way.
     head_deadline: Option<Pin<Box<Sleep>>>,
     /// Runs from a write that waits until all is written.
@@ -147,13 +155,20 @@ impl<S> Gate<S> {
             at: 0,
             heads,
             share: None,
+            has_written_all: Arc::new(AtomicBool::new(true)),
             head_deadline: Some(Box::pin(sleep(HEAD_DEADLINE))),
             write_deadline: None,
             taken: 0,
             linger: None,
             ended: false,
         };
-        (gate, Gatekeeper(state))
+        let keeper = Gatekeeper(state, Arc::clone(&gate.has_written_all));
+        (gate, keeper)
+    }
+
+    /// The socket. What was read from it and not handed over is gone.
+    pub(super) fn into_inner(self) -> S {
+        self.io
     }
 
     /// Looks at the held bytes of a head; true when it is ready to be handed over.
@@ -365,6 +380,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gate<S> {
     /// The server flushes when it has nothing left to write.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.write_deadline = None;
+        self.has_written_all.store(true, Ordering::Relaxed);
         Pin::new(&mut self.io).poll_flush(cx)
     }
 
@@ -407,6 +423,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gate<S> {
 impl<S> Gate<S> {
     /// Fails a write that has waited too long for a peer that takes nothing, or next to nothing.
     fn timed(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        self.has_written_all.store(false, Ordering::Relaxed);
         if let Poll::Ready(result) = written {
             if let (Ok(bytes), Some(deadline)) = (&result, &mut self.write_deadline) {
                 self.taken += bytes;

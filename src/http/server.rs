@@ -1,23 +1,27 @@
 //! Accepts connections and serves HTTP/1.1 on them, with a bound on everything a client can hold or delay.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::header::CONNECTION;
-use axum::http::{HeaderValue, Request, Response};
+use axum::http::header::{CONNECTION, CONTENT_LENGTH, DATE, TRANSFER_ENCODING};
+use axum::http::response::Parts;
+use axum::http::{HeaderValue, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
@@ -25,8 +29,10 @@ use tower::ServiceExt;
 use super::arriving::Budget;
 use super::context;
 use super::gate::{Gate, Gatekeeper, HEADS, Refusal};
-use super::head::{Framing, HEAD_BYTES_MAX, HEADERS_MAX};
+use super::head::{Framing as Framed, HEAD_BYTES_MAX, HEADERS_MAX};
 use crate::backoff::Backoff;
+use crate::clock;
+use crate::realtime::{Framing, Stream};
 
 /// Connections served at once besides those of live streams; further ones wait in the listener's queue. Well under the
 /// 16 384 files that the unit file allows, since deliveries and the database need some too.
@@ -44,10 +50,16 @@ const ACCEPT_BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duratio
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
-/// Cuts the connection that a request came on, in the extensions of every request: for a peer that would not read the end
-/// of its answer.
-#[derive(Debug, Clone, Default)]
-pub struct Hangup(pub CancellationToken);
+/// In the extensions of a response: what follows its head, for as long as the client stays. It takes the connection over.
+#[derive(Clone)]
+pub struct Follows(Arc<Mutex<Option<Stream>>>);
+
+impl Follows {
+    /// Has `stream` follow.
+    pub fn new(stream: Stream) -> Self {
+        Self(Arc::new(Mutex::new(Some(stream))))
+    }
+}
 
 /// Serves `router` until `stop` on at most so many connections, then gives requests in flight 8 s and returns with every connection closed.
 ///
@@ -60,7 +72,6 @@ pub async fn serve(
 ) -> io::Result<()> {
     let address = listener.local_addr()?;
     tracing::info!(%address, "listening on http://{address}");
-    let graceful = GracefulShutdown::new();
     let slots = Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS)));
     let cut = CancellationToken::new();
     let tasks = TaskTracker::new();
@@ -78,12 +89,19 @@ pub async fn serve(
                     router: router.clone(),
                     peer,
                     heads: &HEADS,
-                    cut: cut.child_token(),
+                    cut: cut.clone(),
+                    stop: stop.clone(),
                 };
-                let watcher = graceful.watcher();
+                let others = tasks.clone();
                 tasks.spawn(async move {
-                    connection.run(stream, watcher).await;
-                    drop(slot);
+                    let Some(taken) = connection.run(stream).await else {
+                        return drop(slot);
+                    };
+                    // In a task of its own: the server's part of this one is much larger than what a stream needs.
+                    others.spawn(async move {
+                        taken.serve().await;
+                        drop(slot);
+                    });
                 });
             }
             Err(error) if is_of_one_connection(&error) => {}
@@ -96,7 +114,7 @@ pub async fn serve(
     }
     drop(listener);
     tasks.close();
-    if tokio::time::timeout(DRAIN_DEADLINE, graceful.shutdown()).await.is_err() {
+    if tokio::time::timeout(DRAIN_DEADLINE, tasks.wait()).await.is_err() {
         tracing::warn!("{} connections were cut after {DRAIN_DEADLINE:?}", tasks.len());
     }
     cut.cancel();
@@ -118,67 +136,162 @@ struct Connection {
     peer: SocketAddr,
     /// Bounds the heads that are on their way.
     heads: &'static Budget,
+    /// Ends the connection where it is.
     cut: CancellationToken,
+    /// Ends it once nothing is under way.
+    stop: CancellationToken,
+}
+
+/// A connection whose last answer goes on as a stream.
+struct Taken<S> {
+    socket: S,
+    cut: CancellationToken,
+    answer: Answer,
+}
+
+/// The head of an answer, and what follows it.
+struct Answer {
+    head: Parts,
+    version: Version,
+    stream: Stream,
 }
 
 impl Connection {
-    async fn run(self, stream: TcpStream, watcher: Watcher) {
-        match stream.set_nodelay(true) {
-            Ok(()) => self.converse(stream, watcher).await,
-            Err(error) => tracing::debug!(peer = %self.peer, "the connection ended before it was served: {error}"),
+    async fn run(self, socket: TcpStream) -> Option<Taken<TcpStream>> {
+        match socket.set_nodelay(true) {
+            Ok(()) => self.converse(socket).await,
+            Err(error) => {
+                tracing::debug!(peer = %self.peer, "the connection ended before it was served: {error}");
+                None
+            }
         }
     }
 
-    async fn converse(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, watcher: Watcher) {
+    /// Serves the connection to its end, or to the answer that takes it over.
+    async fn converse<S>(self, socket: S) -> Option<Taken<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let Self {
             router,
             peer,
             heads,
             cut,
+            stop,
         } = self;
-        let (gate, keeper) = Gate::new(stream, heads);
-        let hangup = Hangup(cut.clone());
+        let (gate, keeper) = Gate::new(socket, heads);
+        let (takes, mut taken) = mpsc::channel(1);
+        let written = keeper.clone();
         let service = service_fn(move |request: Request<Incoming>| {
             // At once, and not in the future: the parser may read on before it polls that for the first time.
             let verdict = keeper.verdict();
-            answer(
-                router.clone(),
-                verdict,
-                keeper.clone(),
-                (Peer(peer), hangup.clone()),
-                request,
-            )
+            answer(router.clone(), verdict, keeper.clone(), takes.clone(), peer, request)
         });
-        let connection = http1::Builder::new()
+        let mut connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(IDLE_DEADLINE)
             .max_headers(HEADERS_MAX)
             .max_header_size(HEAD_BYTES_MAX)
             .max_buf_size(BUFFER_BYTES_MAX)
             .serve_connection(TokioIo::new(gate), service);
-        if let Some(Err(error)) = cut.run_until_cancelled(watcher.watch(connection)).await {
-            tracing::debug!(%peer, "the connection ended: {error}");
+        let mut stopping = pin!(stop.cancelled());
+        let mut is_stopping = false;
+        let mut takes_over: Option<Answer> = None;
+        let served = poll_fn(|cx| {
+            if !is_stopping && stopping.as_mut().poll(cx).is_ready() {
+                is_stopping = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+            if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
+                return Poll::Ready(Some(ended));
+            }
+            if let Poll::Ready(Some(answer)) = taken.poll_recv(cx) {
+                takes_over = Some(answer);
+            }
+            // What was answered before goes first.
+            match takes_over.is_some() && written.has_written_all() {
+                true => Poll::Ready(None),
+                false => Poll::Pending,
+            }
+        });
+        match cut.run_until_cancelled(served).await {
+            Some(None) => {}
+            Some(Some(Err(error))) => {
+                tracing::debug!(%peer, "the connection ended: {error}");
+                return None;
+            }
+            Some(Some(Ok(()))) | None => return None,
         }
+        Some(Taken {
+            socket: connection.into_parts().io.into_inner().into_inner(),
+            cut,
+            answer: takes_over?,
+        })
     }
+}
+
+impl Taken<TcpStream> {
+    async fn serve(self) {
+        let Answer { head, version, stream } = self.answer;
+        let framing = match version {
+            Version::HTTP_10 => Framing::Close,
+            _ => Framing::Chunked,
+        };
+        let head = written_head(head, framing);
+        self.cut
+            .run_until_cancelled(stream.serve(self.socket, head, framing))
+            .await;
+    }
+}
+
+/// The head of an answer as it is sent, with what the HTTP server would have added.
+fn written_head(mut head: Parts, framing: Framing) -> Vec<u8> {
+    head.headers.remove(CONTENT_LENGTH);
+    match framing {
+        Framing::Chunked => head
+            .headers
+            .insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked")),
+        Framing::Close => head.headers.insert(CONNECTION, HeaderValue::from_static("close")),
+    };
+    let date = httpdate::fmt_http_date(clock::system());
+    head.headers
+        .insert(DATE, HeaderValue::from_str(&date).expect("a date is ASCII"));
+    let mut bytes = format!("HTTP/1.1 {}\r\n", head.status).into_bytes();
+    for (name, value) in &head.headers {
+        bytes.extend_from_slice(name.as_str().as_bytes());
+        bytes.extend_from_slice(b": ");
+        bytes.extend_from_slice(value.as_bytes());
+        bytes.extend_from_slice(b"\r\n");
+    }
+    bytes.extend_from_slice(b"\r\n");
+    bytes
 }
 
 async fn answer(
     router: Router,
-    verdict: Result<Framing, Box<Refusal>>,
+    verdict: Result<Framed, Box<Refusal>>,
     keeper: Gatekeeper,
-    (peer, hangup): (Peer, Hangup),
+    takes: mpsc::Sender<Answer>,
+    peer: SocketAddr,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let may_go_on = matches!(verdict, Ok(Framing::None | Framing::Length(_)));
+    let may_go_on = matches!(verdict, Ok(Framed::None | Framed::Length(_)));
+    let version = request.version();
     let mut response = match verdict {
         Ok(_) => {
             let mut request = request.map(Body::new);
-            request.extensions_mut().insert(peer);
-            request.extensions_mut().insert(hangup);
+            request.extensions_mut().insert(Peer(peer));
             router.oneshot(request).await?
         }
         Err(refusal) => context::refusal(&refusal.error, &refusal.ids),
     };
+    let follows = response.extensions_mut().remove::<Follows>();
+    if let Some(stream) = follows.and_then(|follows| follows.0.lock().take()) {
+        let (head, _nothing) = response.into_parts();
+        // The only one that is ever sent: this request stays under way until the connection is taken over.
+        let _ = takes.try_send(Answer { head, version, stream });
+        return std::future::pending().await;
+    }
     // Where a chunked body ends is known to the parser alone, so nothing may follow it on this connection. A body that
     // was not read ends the connection as well: a client that is not told would lose its next request with it.
     if !may_go_on || keeper.owes_body() {
@@ -481,9 +594,9 @@ mod tests {
             peer: ([127, 0, 0, 1], 1).into(),
             heads: &HEADS,
             cut: CancellationToken::new(),
+            stop: CancellationToken::new(),
         };
-        let graceful = GracefulShutdown::new();
-        let task = tokio::spawn(connection.converse(served, graceful.watcher()));
+        let task = tokio::spawn(connection.converse(served));
         for piece in bytes.chunks(size) {
             // The service may have closed already.
             if client.write_all(piece).await.is_err() {
@@ -645,7 +758,6 @@ mod tests {
     #[tokio::test]
     async fn large_heads_under_way_share_a_budget_and_the_slowest_is_refused_first() {
         let heads: &'static Budget = Box::leak(Box::new(Budget::new(40 * 1024)));
-        let graceful = GracefulShutdown::new();
         let connect = || {
             let (client, served) = tokio::io::duplex(1 << 20);
             let connection = Connection {
@@ -653,8 +765,9 @@ mod tests {
                 peer: ([127, 0, 0, 1], 1).into(),
                 heads,
                 cut: CancellationToken::new(),
+                stop: CancellationToken::new(),
             };
-            tokio::spawn(connection.converse(served, graceful.watcher()));
+            tokio::spawn(connection.converse(served));
             client
         };
         let half = format!(
@@ -764,9 +877,9 @@ mod tests {
                 peer: ([127, 0, 0, 1], 1).into(),
                 heads: &HEADS,
                 cut: CancellationToken::new(),
+                stop: CancellationToken::new(),
             };
-            let graceful = GracefulShutdown::new();
-            let task = tokio::spawn(connection.converse(served, graceful.watcher()));
+            let task = tokio::spawn(connection.converse(served));
             client
                 .write_all(b"GET /big HTTP/1.1\r\nConnection: close\r\n\r\n")
                 .await

@@ -26,7 +26,7 @@ use crate::store::SharedStore;
 use super::cors::{self, Origins};
 use super::fallback;
 use super::query::{Query, percent_decoded};
-use super::server::Hangup;
+use super::server::Follows;
 
 /// Where streams are opened.
 pub const PATH: &str = "/realtime/stream";
@@ -90,15 +90,14 @@ async fn open(State(streams): State<Arc<Streams>>, request: Request) -> Result<R
     {
         return Err(ApiError::Ticket(TicketFault::Used));
     }
-    let hangup = parts.extensions.get::<Hangup>().cloned().unwrap_or_default();
     let request = realtime::Request {
         viewer,
         topics,
         position,
-        hangup: hangup.0,
     };
-    let frames = streams.realtime.open(slot, request).await?;
-    let mut response = Response::new(Body::new(frames));
+    let stream = streams.realtime.open(slot, request).await?;
+    let mut response = Response::new(Body::empty());
+    response.extensions_mut().insert(Follows::new(stream));
     let headers = response.headers_mut();
     headers.insert(
         CONTENT_TYPE,

@@ -8,19 +8,56 @@ use serde::Serialize;
 use crate::domain::cursor::Cursor;
 use crate::domain::envelope::Envelope;
 
+use super::stream::Framing;
+
 /// What a browser waits before it comes back, in milliseconds.
 const RETRY_MS: u32 = 3_000;
 
+/// The end of a body in chunks.
+pub(super) const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+
+/// One frame: as a chunk of a body, which is how nearly every stream gets it, and cut out of that for the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Frame {
+    chunk: Bytes,
+    /// Bytes before the frame in its chunk.
+    before: usize,
+}
+
+impl Frame {
+    /// A frame of this text.
+    pub(super) fn of(text: String) -> Self {
+        let size = format!("{:x}\r\n", text.len());
+        Self {
+            chunk: [size.as_str(), &text, "\r\n"].concat().into(),
+            before: size.len(),
+        }
+    }
+
+    /// The bytes to be written.
+    pub(super) fn wire(&self, framing: Framing) -> Bytes {
+        match framing {
+            Framing::Chunked => self.chunk.clone(),
+            Framing::Close => self.chunk.slice(self.before..self.chunk.len() - 2),
+        }
+    }
+}
+
 /// A comment that says that the stream lives.
-pub(super) const HEARTBEAT: Bytes = Bytes::from_static(b": hb\n\n");
+pub(super) fn heartbeat() -> Frame {
+    Frame {
+        chunk: Bytes::from_static(b"6\r\n: hb\n\n\r\n"),
+        before: 3,
+    }
+}
 
 /// The first bytes of every stream.
-pub(super) fn opening(viewer: &str) -> Bytes {
-    format!("retry: {RETRY_MS}\n: connected {viewer}\n\n").into()
+pub(super) fn opening(viewer: &str) -> Frame {
+    Frame::of(format!("retry: {RETRY_MS}\n: connected {viewer}\n\n"))
 }
 
 /// An event under its cursor, from which a client resumes.
-pub(super) fn event(cursor: Cursor, envelope: &Envelope) -> Bytes {
+pub(super) fn event(cursor: Cursor, envelope: &Envelope) -> Frame {
     let mut data = String::with_capacity(512 + envelope.payload.len());
     data.push_str(r#"{"event":"#);
     envelope.write_json(&mut data);
@@ -31,7 +68,7 @@ pub(super) fn event(cursor: Cursor, envelope: &Envelope) -> Bytes {
     }
     let mut frame = String::with_capacity(data.len() + 48);
     let _ = write!(frame, "id: {cursor}\ndata: {data}\n\n");
-    frame.into()
+    Frame::of(frame)
 }
 
 /// Events that a stream leaves out, and why.
@@ -67,9 +104,9 @@ pub(super) enum Reason {
 
 impl Gap {
     /// The frame. It carries no id: a client that comes back still names the last event it had.
-    pub(super) fn frame(&self) -> Bytes {
+    pub(super) fn frame(&self) -> Frame {
         let data = serde_json::to_string(self).expect("numbers and a word always serialise");
-        format!("event: gap\ndata: {data}\n\n").into()
+        Frame::of(format!("event: gap\ndata: {data}\n\n"))
     }
 }
 
@@ -89,8 +126,19 @@ mod tests {
             .0
     }
 
-    fn text(frame: &Bytes) -> &str {
-        std::str::from_utf8(frame).expect("UTF-8")
+    fn text(frame: &Frame) -> String {
+        String::from_utf8(frame.wire(Framing::Close).to_vec()).expect("UTF-8")
+    }
+
+    #[test]
+    fn a_frame_is_a_chunk_of_its_own_length() {
+        for frame in [heartbeat(), opening("service")] {
+            let chunk = String::from_utf8(frame.wire(Framing::Chunked).to_vec()).expect("UTF-8");
+            let (size, rest) = chunk.split_once("\r\n").expect("a size");
+            let size = usize::from_str_radix(size, 16).expect("hexadecimal");
+            assert_eq!((&rest[..size], &rest[size..]), (text(&frame).as_str(), "\r\n"));
+        }
+        assert_eq!(text(&heartbeat()), ": hb\n\n");
     }
 
     #[test]
@@ -99,7 +147,8 @@ mod tests {
         // What a database from elsewhere may hold.
         envelope.payload = format!("{{\r\n\n{}", &envelope.payload[1..]);
         let frame = event(Cursor { epoch: 0, position: 42 }, &envelope);
-        let lines: Vec<&str> = text(&frame).split(['\n', '\r']).collect();
+        let frame = text(&frame);
+        let lines: Vec<&str> = frame.split(['\n', '\r']).collect();
         assert_eq!(lines.len(), 4, "{lines:?}");
         assert_eq!((lines[0], lines[2], lines[3]), ("id: c1.0.NDI", "", ""));
         let data: serde_json::Value =

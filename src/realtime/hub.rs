@@ -23,7 +23,7 @@ const WITHDRAWAL: &str = "network.user.token_valid_after";
 const WITHDRAWER: &str = "network";
 /// Reads of history at a time, so that a crowd that comes back leaves connections to everybody else.
 const READERS: usize = 4;
-/// Streams that are woken at a time. An event that many follow becomes their turns, and one that few follow comes in between.
+/// Streams that are written at a time. An event that many follow becomes their turns, and one that few follow comes in between.
 const TURN: usize = 32;
 
 /// Says that the log has grown. Cheap to clone and to ring.
@@ -65,7 +65,7 @@ struct Log {
     position: i64,
 }
 
-/// Streams that wait to be woken; each stands here once.
+/// Streams that wait to be written; each stands here once.
 #[derive(Default)]
 struct Turns {
     waiting: Mutex<VecDeque<Arc<Session>>>,
@@ -231,7 +231,7 @@ impl Hub {
         drop(log);
         telemetry::stream_events(sent);
         for session in &first {
-            session.wake();
+            session.write();
         }
         if first.len() == TURN {
             self.turns.added.notify_one();
@@ -262,7 +262,7 @@ impl Hub {
         }
     }
 
-    /// Wakes streams whose turn it is, a few at a time.
+    /// Writes to streams whose turn it is, a few at a time.
     pub(super) async fn take_turns(&self) {
         loop {
             let turn: Vec<Arc<Session>> = {
@@ -275,7 +275,7 @@ impl Hub {
                 continue;
             }
             for session in turn {
-                session.wake();
+                session.write();
             }
             tokio::task::yield_now().await;
         }

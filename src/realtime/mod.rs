@@ -5,13 +5,13 @@
 //! log was followed, and joins there. Whatever it cannot be given it is told of as a gap, or it ends and its client
 //! comes back to be told.
 
-mod body;
 mod frame;
 mod hub;
 mod index;
 mod replay;
 mod session;
 mod start;
+mod stream;
 mod tail;
 mod viewer;
 
@@ -32,9 +32,9 @@ use hub::Hub;
 use session::Session;
 use viewer::Audience;
 
-pub use body::Frames;
 pub use hub::{Bell, Slot};
 pub use session::End;
+pub use stream::{Framing, Stream};
 pub use viewer::Viewer;
 
 /// How long a stream outlives the session that opened it.
@@ -63,8 +63,6 @@ pub struct Request {
     pub topics: Vec<TopicPattern>,
     /// The last event it has had, where it says so.
     pub position: Option<Cursor>,
-    /// Cuts its connection.
-    pub hangup: CancellationToken,
 }
 
 /// The live streams of this process.
@@ -130,13 +128,12 @@ impl Realtime {
     ///
     /// # Errors
     /// [`StoreError`] when the bounds of the log cannot be read.
-    pub async fn open(&self, slot: Slot, request: Request) -> Result<Frames, StoreError> {
+    pub async fn open(&self, slot: Slot, request: Request) -> Result<Stream, StoreError> {
         let hub = &self.0;
         let Request {
             viewer,
             topics,
             position,
-            hangup,
         } = request;
         let audience = viewer.audience();
         let window = (audience != Audience::Service).then_some(hub.settings.public_replay);
@@ -156,12 +153,12 @@ impl Realtime {
             Viewer::Person(person) => (person.issued_at_ms, person.ends_at_ms.map(|end| self.instant_of(end))),
             Viewer::Anonymous | Viewer::Service => (0, None),
         };
-        let session = Arc::new(Session::new(hub.next_id(), audience, topics, issued_at_ms, hangup));
+        let session = Arc::new(Session::new(hub.next_id(), audience, topics, issued_at_ms));
         hub.enter(&session);
         let at = bounds.positions;
         let replay = replay::replay(Arc::clone(hub), Arc::clone(&session), start, at.epoch, at.head).boxed();
         let opening = frame::opening(viewer.label());
-        Ok(Frames::new(Arc::clone(hub), session, opening, replay, ends_at, slot))
+        Ok(Stream::new(Arc::clone(hub), session, opening, replay, ends_at, slot))
     }
 
     /// When a session that ends at this moment no longer keeps a stream open.

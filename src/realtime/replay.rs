@@ -4,7 +4,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::unfold;
 
@@ -12,7 +11,7 @@ use crate::domain::cursor::Cursor;
 use crate::domain::envelope::Visibility;
 use crate::store::{HISTORY_ROWS_MAX, HistoryRequest, StoreError, StoredEvent, answered};
 
-use super::frame::{self, Gap, Reason};
+use super::frame::{self, Frame, Gap, Reason};
 use super::hub::{Hub, NotYet};
 use super::session::{End, Session};
 use super::start::Start;
@@ -31,7 +30,7 @@ pub(super) fn replay(
     start: Start,
     epoch: i64,
     head: i64,
-) -> impl Stream<Item = Bytes> {
+) -> impl Stream<Item = Frame> {
     let limit = i64::from(hub.settings.replay_max);
     let replay = Replay {
         frames: start.gaps.iter().map(Gap::frame).collect(),
@@ -53,7 +52,7 @@ struct Replay {
     session: Arc<Session>,
     epoch: i64,
     /// Read and not yet taken.
-    frames: VecDeque<Bytes>,
+    frames: VecDeque<Frame>,
     /// Everything up to here was read.
     at: i64,
     /// Everything up to here has to be.
@@ -65,7 +64,7 @@ struct Replay {
 }
 
 impl Replay {
-    async fn next(mut self) -> Option<(Bytes, Self)> {
+    async fn next(mut self) -> Option<(Frame, Self)> {
         loop {
             if let Some(frame) = self.frames.pop_front() {
                 return Some((frame, self));

@@ -1,14 +1,18 @@
 //! One open stream as the log sees it: what waits to be written, bounded, and whether the stream has ended.
 
 use std::collections::VecDeque;
-use std::task::{Context, Poll, Waker};
+use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio_util::sync::CancellationToken;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 use crate::domain::topic::TopicPattern;
 
+use super::frame::{self, Frame};
+use super::stream::Framing;
 use super::viewer::Audience;
 
 /// Bytes that may wait for a reader. One that falls further behind is closed, and resumes when it comes back.
@@ -57,39 +61,63 @@ pub(super) struct Session {
     /// When what it was opened with was issued, in milliseconds since 1970; of people only.
     pub(super) issued_at_ms: i64,
     queue: Mutex<Queue>,
-    /// Cuts the connection, where a clean end would wait for a reader that does not read.
-    hangup: CancellationToken,
+    /// Told when its task has to look.
+    attention: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Queue {
     frames: VecDeque<Bytes>,
     bytes: usize,
+    /// Bytes of the first frame that were written.
+    begun: usize,
     /// Events up to this position are in the past of this stream.
     seen: i64,
-    /// The task that writes, where it waits.
-    waker: Option<Waker>,
-    /// It waits for its turn to be woken.
+    framing: Framing,
+    /// Where to write, once it is live.
+    socket: Option<Arc<TcpStream>>,
+    /// The socket takes no more for now; its task waits until it does.
+    is_blocked: bool,
+    /// The socket failed.
+    is_broken: bool,
+    /// Bytes written in all.
+    written: u64,
+    /// It waits for its turn to be written.
     is_listed: bool,
     end: Option<End>,
 }
 
+/// The socket of a stream failed: its client has gone.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Broken;
+
 impl Session {
-    pub(super) fn new(
-        id: u64,
-        audience: Audience,
-        topics: Vec<TopicPattern>,
-        issued_at_ms: i64,
-        hangup: CancellationToken,
-    ) -> Self {
+    pub(super) fn new(id: u64, audience: Audience, topics: Vec<TopicPattern>, issued_at_ms: i64) -> Self {
         Self {
             id,
             audience,
             topics,
             issued_at_ms,
-            queue: Mutex::default(),
-            hangup,
+            queue: Mutex::new(Queue {
+                frames: VecDeque::new(),
+                bytes: 0,
+                begun: 0,
+                seen: 0,
+                framing: Framing::Chunked,
+                socket: None,
+                is_blocked: false,
+                is_broken: false,
+                written: 0,
+                is_listed: false,
+                end: None,
+            }),
+            attention: Notify::new(),
         }
+    }
+
+    /// How its frames are told apart.
+    pub(super) fn frame_as(&self, framing: Framing) {
+        self.queue.lock().framing = framing;
     }
 
     /// Everything up to `position` has been sent or was left out.
@@ -97,33 +125,93 @@ impl Session {
         self.queue.lock().seen = position;
     }
 
-    /// Adds the frame of an event, unless it lies in the past. Answers whether the writing task is to be woken: once for
-    /// all that is added until [`Session::wake`].
-    pub(super) fn push(&self, position: i64, frame: &Bytes) -> bool {
+    /// Adds the frame of an event, unless it lies in the past. Answers whether it is to be written: once for all that is
+    /// added until [`Session::write`].
+    pub(super) fn push(&self, position: i64, frame: &Frame) -> bool {
         let mut queue = self.queue.lock();
         if position <= queue.seen || queue.end.is_some() {
             return false;
         }
         queue.seen = position;
-        if queue.bytes + frame.len() > WAITING_BYTES_MAX {
+        let bytes = frame.wire(queue.framing);
+        if queue.bytes + bytes.len() > WAITING_BYTES_MAX {
             drop(queue);
             self.end(End::Slow);
             return false;
         }
-        queue.bytes += frame.len();
-        queue.frames.push_back(frame.clone());
+        queue.add(bytes);
         !std::mem::replace(&mut queue.is_listed, true)
     }
 
-    /// Lets the writing task look.
-    pub(super) fn wake(&self) {
-        let waker = {
+    /// Says that the stream lives, unless something is on its way anyway.
+    pub(super) fn beat(&self) {
+        {
+            let mut queue = self.queue.lock();
+            if queue.end.is_some() || !queue.frames.is_empty() {
+                return;
+            }
+            let beat = frame::heartbeat().wire(queue.framing);
+            queue.add(beat);
+        }
+        self.write();
+    }
+
+    /// From now on frames are written there.
+    pub(super) fn write_to(&self, socket: Arc<TcpStream>) {
+        self.queue.lock().socket = Some(socket);
+        self.write();
+    }
+
+    /// Writes what waits, as far as the socket takes it now. Its task is told when something is left or wrong.
+    pub(super) fn write(&self) {
+        let is_done = {
             let mut queue = self.queue.lock();
             queue.is_listed = false;
-            queue.waker.take()
+            queue.write()
         };
-        if let Some(waker) = waker {
-            waker.wake();
+        if !is_done {
+            self.attention.notify_one();
+        }
+    }
+
+    /// The socket takes something again.
+    pub(super) fn unblock(&self) {
+        self.queue.lock().is_blocked = false;
+        self.write();
+    }
+
+    /// While something waits for the socket: how many bytes were written so far.
+    pub(super) fn blocked(&self) -> Option<u64> {
+        let queue = self.queue.lock();
+        queue.is_blocked.then_some(queue.written)
+    }
+
+    /// Why it ended, if it did.
+    ///
+    /// # Errors
+    /// [`Broken`] when its client has gone.
+    pub(super) fn state(&self) -> Result<Option<End>, Broken> {
+        let queue = self.queue.lock();
+        match queue.is_broken {
+            true => Err(Broken),
+            false => Ok(queue.end),
+        }
+    }
+
+    /// Why it ended by our doing, if it did.
+    pub(super) fn ended(&self) -> Option<End> {
+        self.queue.lock().end
+    }
+
+    /// Waits until its task has to look.
+    pub(super) async fn attention(&self) {
+        self.attention.notified().await;
+    }
+
+    /// Waits until it has ended.
+    pub(super) async fn over(&self) {
+        while self.ended().is_none() {
+            self.attention().await;
         }
     }
 
@@ -135,86 +223,167 @@ impl Session {
                 return;
             }
             queue.end = Some(why);
-            queue.frames = VecDeque::new();
+            // A frame that was written in part is needed for a clean end.
+            let begun = if queue.begun > 0 { 1 } else { 0 };
+            queue.frames.truncate(begun);
+            queue.frames.shrink_to_fit();
             queue.bytes = 0;
         }
-        if why == End::Slow {
-            self.hangup.cancel();
-        }
-        self.wake();
+        self.attention.notify_one();
     }
 
-    /// Why it ended, if it did.
-    pub(super) fn ended(&self) -> Option<End> {
-        self.queue.lock().end
-    }
-
-    /// The next frame; `None` when the stream has ended.
-    pub(super) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+    /// What is left of a frame that was written in part; nobody writes after that.
+    pub(super) fn rest_of_a_frame(&self) -> Vec<u8> {
         let mut queue = self.queue.lock();
-        if queue.end.is_some() {
-            return Poll::Ready(None);
+        let begun = std::mem::take(&mut queue.begun);
+        queue
+            .frames
+            .pop_front()
+            .map_or_else(Vec::new, |frame| frame[begun..].to_vec())
+    }
+}
+
+impl Queue {
+    fn add(&mut self, frame: Bytes) {
+        self.bytes += frame.len();
+        self.frames.push_back(frame);
+    }
+
+    /// Whether there is nothing for anybody to do.
+    fn write(&mut self) -> bool {
+        if self.end.is_some() || self.is_broken {
+            return false;
         }
-        let Some(frame) = queue.frames.pop_front() else {
-            match &mut queue.waker {
-                Some(waker) => waker.clone_from(cx.waker()),
-                none => *none = Some(cx.waker().clone()),
+        let Some(socket) = self.socket.clone() else { return true };
+        while !self.is_blocked
+            && let Some(frame) = self.frames.front()
+        {
+            let left = frame.len() - self.begun;
+            match socket.try_write(&frame[self.begun..]) {
+                Ok(count) => {
+                    self.bytes -= count;
+                    self.written += count as u64;
+                    self.begun += count;
+                    if count == left {
+                        self.frames.pop_front();
+                        self.begun = 0;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.is_blocked = true,
+                Err(_) => {
+                    self.is_broken = true;
+                    self.frames = VecDeque::new();
+                    self.bytes = 0;
+                    return false;
+                }
             }
-            return Poll::Pending;
-        };
-        queue.bytes -= frame.len();
-        if queue.frames.is_empty() {
-            queue.frames.shrink_to(PLACES_KEPT);
         }
-        Poll::Ready(Some(frame))
+        if self.frames.is_empty() && self.frames.capacity() > PLACES_KEPT {
+            self.frames.shrink_to(PLACES_KEPT);
+        }
+        !self.is_blocked
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpListener;
+
     use super::*;
 
     fn session() -> Session {
-        Session::new(1, Audience::Anyone, Vec::new(), 0, CancellationToken::new())
+        Session::new(1, Audience::Anyone, Vec::new(), 0)
     }
 
-    fn next(session: &Session) -> Poll<Option<Bytes>> {
-        session.poll_next(&mut Context::from_waker(Waker::noop()))
+    fn frame(text: &str) -> Frame {
+        Frame::of(text.to_owned())
     }
 
-    #[test]
-    fn each_event_is_sent_once_whoever_offers_it_again() {
+    async fn pair() -> (Arc<TcpStream>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let reader = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (Arc::new(listener.accept().await.unwrap().0), reader)
+    }
+
+    #[tokio::test]
+    async fn each_event_is_written_once_whoever_offers_it_again() {
         let session = session();
+        session.frame_as(Framing::Close);
         session.begin_after(5);
-        assert!(!session.push(5, &Bytes::from("history")));
-        assert!(session.push(6, &Bytes::from("six")), "somebody has to wake it");
-        assert!(!session.push(6, &Bytes::from("six again")));
-        assert!(!session.push(8, &Bytes::from("eight")), "it is woken once for both");
-        session.wake();
-        assert!(session.push(9, &Bytes::from("nine")));
-        let sent: Vec<_> = std::iter::from_fn(|| match next(&session) {
-            Poll::Ready(frame) => frame,
-            Poll::Pending => None,
-        })
-        .collect();
-        assert_eq!(sent, ["six", "eight", "nine"]);
-        assert!(next(&session).is_pending());
+        assert!(!session.push(5, &frame("history")));
+        assert!(session.push(6, &frame("six ")), "somebody has to write it");
+        assert!(!session.push(6, &frame("six again ")));
+        assert!(!session.push(8, &frame("eight ")), "both are written at once");
+        let (socket, mut reader) = pair().await;
+        session.write_to(socket);
+        assert!(session.push(9, &frame("nine")));
+        session.write();
+        let mut read = [0; 14];
+        reader.read_exact(&mut read).await.unwrap();
+        assert_eq!(&read, b"six eight nine");
+        assert_eq!(session.queue.lock().bytes, 0);
     }
 
-    #[test]
-    fn a_reader_that_falls_behind_by_a_mebibyte_is_hung_up_on_and_holds_nothing() {
+    #[tokio::test]
+    async fn a_reader_that_falls_behind_by_a_mebibyte_is_ended_and_holds_nothing() {
         let session = session();
-        let frame = Bytes::from(vec![b'x'; WAITING_BYTES_MAX / 4]);
+        let quarter = frame(&"x".repeat(WAITING_BYTES_MAX / 4 - 16));
         for position in 1..=4 {
-            session.push(position, &frame);
+            session.push(position, &quarter);
         }
-        assert!(session.ended().is_none() && !session.hangup.is_cancelled());
-        session.push(5, &frame);
+        assert_eq!(session.ended(), None);
+        session.push(5, &quarter);
         assert_eq!(session.ended(), Some(End::Slow));
-        assert!(session.hangup.is_cancelled());
         assert_eq!(session.queue.lock().frames.capacity(), 0);
-        assert_eq!(next(&session), Poll::Ready(None));
         session.end(End::Stopping);
         assert_eq!(session.ended(), Some(End::Slow), "the first reason stands");
+        session.over().await;
+    }
+
+    #[tokio::test]
+    async fn what_a_socket_does_not_take_waits_and_an_end_comes_behind_the_frame_that_was_begun() {
+        let (socket, mut reader) = pair().await;
+        let session = session();
+        session.frame_as(Framing::Close);
+        session.write_to(Arc::clone(&socket));
+        let big = frame(&"y".repeat(300_000));
+        let mut position = 0;
+        while session.blocked().is_none() {
+            position += 1;
+            session.push(position, &big);
+            session.write();
+            assert!(position < 100, "a socket takes something, and not all");
+            assert_eq!(session.ended(), None);
+        }
+        let waiting = session.queue.lock().bytes;
+        assert!(waiting > 0);
+        session.end(End::Stopping);
+        let rest = session.rest_of_a_frame();
+        let written = usize::try_from(session.queue.lock().written).unwrap();
+        assert!(
+            rest.len() < 300_000 && (written + rest.len()).is_multiple_of(300_000),
+            "whole frames"
+        );
+        let mut read = vec![0; written];
+        reader.read_exact(&mut read).await.unwrap();
+        assert!(read.iter().all(|byte| *byte == b'y'));
+    }
+
+    #[tokio::test]
+    async fn a_client_that_went_is_noticed_by_the_next_frames() {
+        let (socket, reader) = pair().await;
+        let session = session();
+        session.write_to(socket);
+        drop(reader);
+        for position in 1.. {
+            session.push(position, &frame("z"));
+            session.write();
+            if session.state() == Err(Broken) {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(session.ended(), None, "not by our doing");
     }
 }

@@ -302,22 +302,24 @@ impl<'a> Runner<'a> {
             backlog: stream.backlog.as_deref(),
         });
         let ask = Ask { key, ..of_policy };
-        let proposal = match self.memory.decide(ask, &self.market, now_ms) {
-            Decided::Remembered(decision) => return Arc::clone(decision),
-            Decided::Proposed(proposal) => proposal,
+        let decision = match self.memory.decide(ask, &self.market, now_ms) {
+            Decided::Remembered(decision) => Arc::clone(decision),
+            Decided::Proposed(proposal) => {
+                let decision = Arc::clone(proposal.decision());
+                self.recorded += u64::from(traffic.key.is_none() && proposal.record().is_some());
+                proposal.committed(&mut self.memory);
+                decision
+            }
         };
-        let decision = Arc::clone(proposal.decision());
-        self.recorded += u64::from(traffic.key.is_none() && proposal.record().is_some());
-        proposal.committed(&mut self.memory);
-        let from = stream.lane.segments.last().map(|segment| segment.carrier.clone());
-        if from.as_deref() != Some(&decision.carrier) {
+        let from = stream.lane.segments.last().map(|segment| segment.carrier.as_str());
+        if from != Some(&*decision.carrier) {
             self.moves_total += u64::from(from.is_some());
             if self.moves.len() < LISTED_MAX {
                 self.moves.push(Move {
                     at_ms: now_ms,
                     traffic: traffic.name.clone(),
                     class: decision.class,
-                    from,
+                    from: from.map(str::to_owned),
                     to: decision.carrier.to_string(),
                     reasons: decision.placement.reasons.iter().map(ToString::to_string).collect(),
                 });
