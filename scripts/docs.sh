@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the code of the documentation that no Rust test can: the verifiers in Python and JavaScript, on the deliveries that docs/delivery.md gives.
+# Runs the code of the documentation that no Rust test can: the verifiers in Python and JavaScript, on the deliveries that docs/delivery.md gives, and the
+# client of docs/realtime.md. And the script of the live view that `openvibe-events dev` has.
 #
 #   scripts/docs.sh
 #
@@ -32,6 +33,7 @@ block() {
 block docs/delivery.md json genuine >"$work/deliveries.json"
 block docs/delivery.md python 'def verify' >"$work/verify.py"
 block docs/delivery.md js 'function verify' >"$work/verify.mjs"
+block docs/realtime.md js 'function follow' >"$work/follow.mjs"
 
 cat >"$work/run.py" <<'PY'
 import json, time
@@ -58,8 +60,60 @@ for (const one of deliveries) {
 assert.strictEqual(verify(Buffer.from("{}"), {}, "secret"), false);
 console.log(`JavaScript judges ${deliveries.length} deliveries as the page says`);
 JS
+cat >"$work/live.mjs" <<'JS'
+import assert from "node:assert";
+import { follow } from "./follow.mjs";
+const [opened, waits, seen] = [[], [], []];
+let [loads, tickets] = [0, 0];
+globalThis.EventSource = class {
+  constructor(url) {
+    this.url = new URL(url);
+    opened.push(this);
+  }
+  addEventListener(name, then) {
+    this[`on${name}`] = then;
+  }
+  close() {
+    this.isClosed = true;
+  }
+};
+globalThis.setTimeout = (then, wait) => waits.push({ then, wait });
+globalThis.clearTimeout = () => {};
+Math.random = () => 1;
+const settled = () => new Promise(setImmediate);
+const ticket = async () => {
+  tickets += 1;
+  if (tickets === 2) throw new Error("the network is away");
+  return { ticket: `t${tickets}`, stream_url: "http://events.example/realtime/stream" };
+};
+const stop = follow({ topics: ["live.*", "a.b"], ticket, load: () => (loads += 1), onEvent: (event) => seen.push(event) });
+await settled();
+assert.strictEqual(opened[0].url.search, "?topics=live.*%2Ca.b&ticket=t1");
+opened[0].onopen();
+assert.strictEqual(loads, 1, "what came before the first event is in no stream");
+opened[0].onmessage({ data: '{"event":{"event_id":"evt_1"}}', lastEventId: "c1.0.MQ" });
+opened[0].ongap({ data: "{}" });
+assert.deepStrictEqual([seen, loads], [[{ event_id: "evt_1" }], 2]);
+opened[0].onerror();
+assert.ok(opened[0].isClosed, "the browser does not come back with a ticket that is used up");
+await waits[0].then();
+assert.deepStrictEqual([opened.length, waits[0].wait, waits[1].wait], [1, 2000, 4000], "later each time");
+await waits[1].then();
+assert.strictEqual(opened[1].url.search, "?topics=live.*%2Ca.b&ticket=t3&last_event_id=c1.0.MQ");
+opened[1].onopen();
+assert.strictEqual(loads, 2, "the stream brings what was missed");
+opened[1].onerror();
+assert.strictEqual(waits[2].wait, 2000, "it had opened");
+stop();
+opened[1].onerror();
+await waits[2].then();
+assert.strictEqual(waits.length, 3, "it has stopped");
+console.log("The client of docs/realtime.md comes back with a new ticket, where it was");
+JS
 cd "$work"
 judged=$(python3 run.py)
 say "$judged"
-judged=$(node run.mjs)
-say "$judged"
+for script in run.mjs live.mjs "$root/tests/live_view.mjs"; do
+  judged=$(node "$script")
+  say "$judged"
+done

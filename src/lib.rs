@@ -260,6 +260,13 @@ impl App {
         })
     }
 
+    /// Answers `pages` first; whatever they have no route for is the service's.
+    #[must_use]
+    pub fn behind(mut self, pages: Router) -> Self {
+        self.router = http::layers(pages).fallback_service(self.router);
+        self
+    }
+
     /// Where the service listens.
     pub fn address(&self) -> SocketAddr {
         self.address

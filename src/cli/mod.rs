@@ -30,6 +30,9 @@ enum Command {
     Migrate,
     /// Run everything on this machine without configuration: database, identity issuer, service and a webhook receiver.
     Dev(dev::DevArgs),
+    /// The service that `dev` starts: `serve`, and pages for developers.
+    #[command(hide = true)]
+    DevService,
     /// Try what the carriers would do.
     #[command(subcommand)]
     Carriers(carriers::CarriersCommand),
@@ -46,9 +49,10 @@ pub fn run() -> ExitCode {
     // One TLS provider for every connection of the process; a second call would be the only way to fail.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     match Arguments::parse().command.unwrap_or(Command::Serve) {
-        Command::Serve => serve::main(),
+        Command::Serve => serve::main(None),
         Command::Migrate => migrate::main(),
         Command::Dev(args) => dev::main(&args),
+        Command::DevService => dev::service(),
         Command::Carriers(command) => carriers::main(&command),
         Command::CheckConfig { json } => check_config::main(json),
     }

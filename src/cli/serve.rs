@@ -3,16 +3,19 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use axum::Router;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::App;
+use crate::config::Config;
 use crate::telemetry;
 
 /// The longest stop; a process that hangs must not hold up a deploy.
 const STOP_MAX: Duration = Duration::from_secs(10);
 
-pub(super) fn main() -> ExitCode {
+/// Serves, with the pages in front that only a development service has.
+pub(super) fn main(pages: Option<fn(&Config) -> Router>) -> ExitCode {
     let (config, database) = match super::configured() {
         Ok(configured) => configured,
         Err(code) => return code,
@@ -35,7 +38,10 @@ pub(super) fn main() -> ExitCode {
             () = stop.cancelled() => return ExitCode::SUCCESS,
         };
         let app = match started {
-            Ok(app) => app,
+            Ok(app) => match pages {
+                Some(pages) => app.behind(pages(&config)),
+                None => app,
+            },
             Err(error) => return super::failed(&error),
         };
         let deadline = async {

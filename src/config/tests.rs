@@ -117,6 +117,7 @@ fn defaults_are_the_documented_ones() {
         ("REALTIME_REPLAY_MAX", "1000"),
         ("REALTIME_PUBLIC_REPLAY_SECONDS", "300"),
         ("REALTIME_ALLOW_ANONYMOUS", "true"),
+        ("REALTIME_ORIGIN_HOSTS", "*.openvibe.*"),
     ];
     let in_table: BTreeSet<_> = all()
         .filter_map(|variable| match variable.default {

@@ -20,7 +20,7 @@ const MIXED_VERSION_WINDOW_HOURS: u32 = 24;
 /// Migrations only add, so that a release of any earlier schema goes on working.
 const SCHEMA_COMPATIBLE_FROM: i64 = 1;
 /// The contracts of this wire, all in their first major.
-const CONTRACTS: [&str; 25] = [
+const CONTRACTS: [&str; 27] = [
     "events.carrier-result",
     "events.carrier-switch-request",
     "events.checkpoint-request",
@@ -41,6 +41,8 @@ const CONTRACTS: [&str; 25] = [
     "events.read-result",
     "events.rotate-secret-request",
     "events.rotate-secret-result",
+    "events.stream-event",
+    "events.stream-gap",
     "events.subscription",
     "events.subscription-request",
     "events.subscription-result",

@@ -197,7 +197,8 @@ fn position(headers: &HeaderMap, query: &Query) -> Result<Option<Cursor>, ApiErr
     Ok(text.trim().parse().ok())
 }
 
-fn session_cookie(headers: &HeaderMap) -> Option<String> {
+/// The session that a browser sent along.
+pub(crate) fn session_cookie(headers: &HeaderMap) -> Option<String> {
     let pairs = headers
         .get_all(COOKIE)
         .into_iter()

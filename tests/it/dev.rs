@@ -33,10 +33,10 @@ const PID_FILES: [&str; 4] = [
 ];
 
 /// A directory of its own, open to the account that runs the database; removed at the end.
-struct Data(PathBuf);
+pub(super) struct Data(PathBuf);
 
 impl Data {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let path = std::env::temp_dir().join(format!("ov-dev-{}", Ulid::generate()));
         fs::create_dir(&path).expect("a directory");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("open to all");
@@ -44,7 +44,7 @@ impl Data {
     }
 
     /// `dev` on any free ports, without the colours and the settings of whoever runs the tests.
-    fn dev(&self, args: &[&str]) -> Command {
+    pub(super) fn dev(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_openvibe-events"));
         command
             .arg("dev")
@@ -147,6 +147,9 @@ async fn the_tour_holds_all_it_promises_and_leaves_nothing_running() {
             "NATS runs again",
             "✓ its delivery is on nats-js-v1",
             "✓ all 4 events arrived",
+            "connected user",
+            "✓ the stream that resumes gets both events that came meanwhile, in order, and no gap",
+            "✓ her ticket opens no second stream; her browser asks for a new one",
             "published  23",
             "delivered  23",
             "retried    4",

@@ -23,6 +23,7 @@ mod delivery_life;
 mod delivery_processes;
 mod delivery_worker;
 mod dev;
+mod dev_live;
 mod docs;
 mod fabric;
 mod fabric_cloud;

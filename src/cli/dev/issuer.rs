@@ -16,6 +16,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use base64::Engine;
@@ -27,9 +28,13 @@ use url::form_urlencoded;
 
 use crate::clock;
 use crate::domain::ids::is_slug;
+use crate::http::stream;
 
 use super::cluster::private_file;
 use super::server::serve;
+
+mod cors;
+mod people;
 
 /// The audience of a token that names none.
 const AUDIENCE: &str = "openvibe.events";
@@ -47,6 +52,8 @@ const LIFETIME_S: i64 = 300;
 
 /// The longest lifetime that `lifetime_s` can ask for, in seconds.
 const LIFETIME_S_MAX: i64 = 43_200;
+
+const BAD_LIFETIME: &str = "lifetime_s must be 1 to 43200 seconds";
 
 const KEY_ID: &str = "ov-network-1";
 
@@ -84,6 +91,8 @@ pub(super) struct Issuer {
 struct Signer {
     key: KeyPair,
     issuer: String,
+    /// Where the tickets it signs are good.
+    stream_url: String,
 }
 
 /// What a token says.
@@ -104,21 +113,25 @@ struct Refusal {
 }
 
 impl Issuer {
-    /// Serves on `listener` with the key in `key_file`, made there when it is missing.
+    /// Serves on `listener` with the key in `key_file`, made there when it is missing. Its tickets are for the service at
+    /// the origin `service`.
     ///
     /// # Errors
     ///
     /// The key cannot be read, made or kept.
-    pub(super) fn start(listener: TcpListener, key_file: &Path) -> Result<Self, IssuerError> {
+    pub(super) fn start(listener: TcpListener, key_file: &Path, service: &str) -> Result<Self, IssuerError> {
         let address = listener.local_addr().map_err(IssuerError::Listen)?;
         let signer = Arc::new(Signer {
             key: key(key_file)?,
             issuer: format!("http://{}", SocketAddr::from((Ipv4Addr::LOCALHOST, address.port()))),
+            stream_url: format!("{service}{}", stream::PATH),
         });
         let routes = Router::new()
             .route("/", get(about))
             .route("/api/.well-known/jwks", get(jwks))
             .route("/oauth/token", post(token))
+            .merge(people::routes())
+            .layer(from_fn(cors::local_pages))
             .with_state(Arc::clone(&signer));
         Ok(Self {
             signer,
@@ -143,10 +156,10 @@ impl Issuer {
 }
 
 impl Signer {
-    /// A signed token. Like the real issuer's it has no `kid` header, so a verifier must try every key.
+    /// The token of a service.
     fn token(&self, grant: &Grant) -> String {
         let now_s = clock::now().0 / 1000;
-        let claims = json!({
+        self.sign(&json!({
             "iss": self.issuer,
             "sub": format!("svc:{}", grant.client),
             "actor_type": "service",
@@ -156,7 +169,11 @@ impl Signer {
             "iat": now_s,
             "exp": now_s + grant.lifetime_s,
             "jti": format!("tok_{}", hex::encode(rand::random::<[u8; 12]>())),
-        });
+        }))
+    }
+
+    /// A signed token. Like the real issuer's it has no `kid` header, so a verifier must try every key.
+    fn sign(&self, claims: &Value) -> String {
         let header = URL_SAFE_NO_PAD.encode(r#"{"alg":"RS256","typ":"JWT"}"#);
         let signed = format!("{header}.{}", URL_SAFE_NO_PAD.encode(claims.to_string()));
         let mut signature = vec![0; self.key.public_modulus_len()];
@@ -171,8 +188,8 @@ impl Signer {
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
     }
 
-    fn key_set(&self) -> Result<Value, IssuerError> {
-        let parts = PublicKeyComponents::<Vec<u8>>::from(self.key.public_key());
+    /// The public key in PEM.
+    fn pem(&self) -> Result<String, IssuerError> {
         let der: PublicKeyX509Der = self.key.public_key().as_der().map_err(|_| IssuerError::Generate)?;
         let body = STANDARD.encode(der.as_ref());
         let lines: Vec<&str> = body
@@ -180,12 +197,16 @@ impl Signer {
             .chunks(64)
             .map(|line| std::str::from_utf8(line).expect("base64 is ASCII"))
             .collect();
-        let pem = format!(
+        Ok(format!(
             "-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n",
             lines.join("\n")
-        );
+        ))
+    }
+
+    fn key_set(&self) -> Result<Value, IssuerError> {
+        let parts = PublicKeyComponents::<Vec<u8>>::from(self.key.public_key());
         Ok(json!({
-            "public_key": pem,
+            "public_key": self.pem()?,
             "algorithm": "RS256",
             "keys": [{
                 "kty": "RSA",
@@ -223,7 +244,10 @@ fn key(path: &Path) -> Result<KeyPair, IssuerError> {
 
 async fn about(State(signer): State<Arc<Signer>>) -> String {
     format!(
-        "Development identity issuer of OpenVibe Events. Any client id gets a token: POST {}/oauth/token\n",
+        "Development identity issuer of OpenVibe Events.\n\
+         Any client id gets a token: POST {0}/oauth/token\n\
+         Anybody gets the session of a person: POST {0}/person/token\n\
+         A session gets tickets for live streams: POST {0}/api/v1/realtime/ticket\n",
         signer.issuer
     )
 }
@@ -276,11 +300,8 @@ fn grant(headers: &HeaderMap, body: &[u8]) -> Result<Grant, Refusal> {
             "the body must be application/x-www-form-urlencoded",
         ));
     }
-    let form: Vec<(String, String)> = form_urlencoded::parse(body).into_owned().collect();
-    let member = |name: &str| {
-        let found = form.iter().find(|(key, value)| key == name && !value.is_empty());
-        found.map(|(_, value)| value.as_str())
-    };
+    let form = Form::read(body);
+    let member = |name| form.member(name);
     if member("grant_type") != Some("client_credentials") {
         return Err(refuse(
             "unsupported_grant_type",
@@ -317,17 +338,39 @@ fn grant(headers: &HeaderMap, body: &[u8]) -> Result<Grant, Refusal> {
             "scope must be capability ids separated by spaces",
         ));
     }
-    let lifetime_s = match member("lifetime_s").map(str::parse::<i64>) {
-        None => LIFETIME_S,
-        Some(Ok(seconds)) if (1..=LIFETIME_S_MAX).contains(&seconds) => seconds,
-        Some(_) => return Err(refuse("invalid_request", "lifetime_s must be 1 to 43200 seconds")),
-    };
+    let lifetime_s = form
+        .lifetime_s(LIFETIME_S)
+        .ok_or_else(|| refuse("invalid_request", BAD_LIFETIME))?;
     Ok(Grant {
         client: client.to_owned(),
         audience: audience.to_owned(),
         capabilities,
         lifetime_s,
     })
+}
+
+/// What a request was sent with.
+struct Form(Vec<(String, String)>);
+
+impl Form {
+    fn read(body: &[u8]) -> Self {
+        Self(form_urlencoded::parse(body).into_owned().collect())
+    }
+
+    /// A member, where it says anything.
+    fn member(&self, name: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(key, value)| key == name && !value.is_empty());
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// For how long a token is to hold; `None` where it says something else than that.
+    fn lifetime_s(&self, usual: i64) -> Option<i64> {
+        match self.member("lifetime_s").map(str::parse::<i64>) {
+            None => Some(usual),
+            Some(Ok(seconds)) if (1..=LIFETIME_S_MAX).contains(&seconds) => Some(seconds),
+            Some(_) => None,
+        }
+    }
 }
 
 /// Whether the text could be a capability id, or a family of them such as `events.*`.

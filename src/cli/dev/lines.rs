@@ -16,6 +16,9 @@ pub(super) fn print(terminal: Terminal, issuer: &Issuer, base: &str, hook: &str)
         terminal.heading(heading);
         terminal.line(line);
     }
+    terminal.heading("Follow it live");
+    terminal.line(format_args!("curl -N '{base}/realtime/stream?topics=*'"));
+    terminal.line(format_args!("or open {base}/dev/live in a browser"));
     terminal.line("\nDeliveries to the receiver are shown below. Ctrl-C stops everything.\n");
 }
 

@@ -10,6 +10,7 @@ mod cluster;
 mod demo;
 mod issuer;
 mod lines;
+mod page;
 mod ports;
 mod programs;
 mod receiver;
@@ -120,6 +121,14 @@ pub(super) fn main(args: &DevArgs) -> ExitCode {
     }
 }
 
+/// Runs the service that `dev` starts, until it is asked to stop.
+pub(super) fn service() -> ExitCode {
+    match refuse_production(&process_variable) {
+        Ok(()) => super::serve::main(Some(page::routes)),
+        Err(error) => super::failed(&error),
+    }
+}
+
 /// Either variable is enough here, unlike for the service: a half-changed environment must not open the issuer.
 fn refuse_production(get: &dyn Fn(&str) -> Option<String>) -> Result<(), DevError> {
     let says = |name: &&str| get(name).is_some_and(|value| value.trim().eq_ignore_ascii_case("production"));
@@ -171,7 +180,12 @@ async fn beside(
     service::end_earlier(&args.data, &|line| terminal.line(line)).await?;
     let no_port = |error| DevError::System("no free port", error);
     let [service_port, issuer_port, receiver_port] = ports::three(args.port).map_err(no_port)?;
-    let issuer = Issuer::start(listen(issuer_port.listener)?, &args.data.join("issuer.key"))?;
+    let service_url = format!("http://127.0.0.1:{}", service_port.number);
+    let issuer = Issuer::start(
+        listen(issuer_port.listener)?,
+        &args.data.join("issuer.key"),
+        &service_url,
+    )?;
     let receiver = Receiver::start(listen(receiver_port.listener)?).map_err(no_port)?;
     let log = args.demo.then(|| args.data.join("service.log"));
     if let Some(log) = &log {

@@ -1,4 +1,4 @@
-//! The service as a child process: this same binary with `serve`, its settings in its environment.
+//! The service as a child process: this same binary with `dev-service`, its settings in its environment.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,6 +13,9 @@ use tokio::time::Instant;
 use crate::config::{Config, ConfigErrors, process_variable, process_variable_names, variables};
 
 use super::cluster::{command_line, tail};
+
+/// What the binary is asked for: `serve` with pages for developers.
+const COMMAND: &str = "dev-service";
 
 /// How long a start may take, migrations included.
 const READY_MAX: Duration = Duration::from_secs(60);
@@ -144,7 +147,7 @@ impl Service {
         let mut command = Command::new(std::env::current_exe()?);
         // A group of its own: a Ctrl-C in the terminal is for us, and we stop the service before its database.
         command
-            .arg("serve")
+            .arg(COMMAND)
             .stdin(Stdio::null())
             .process_group(0)
             .kill_on_drop(true);
@@ -271,7 +274,7 @@ fn is_service(command_line: &str) -> bool {
         .map(str::trim)
         .filter(|word| !word.is_empty());
     let program = words.next().unwrap_or_default();
-    program.ends_with("/openvibe-events") && words.next() == Some("serve") && words.next().is_none()
+    program.ends_with("/openvibe-events") && words.next() == Some(COMMAND) && words.next().is_none()
 }
 
 /// Sends SIGTERM through the shell, the one way that every system has and that needs no unsafe code.
@@ -332,13 +335,14 @@ mod tests {
 
     #[test]
     fn only_a_service_of_ours_is_taken_for_one() {
-        assert!(is_service("/x/target/debug/openvibe-events\0serve\0"));
-        assert!(is_service("/x/openvibe-events serve\n"));
+        assert!(is_service("/x/target/debug/openvibe-events\0dev-service\0"));
+        assert!(is_service("/x/openvibe-events dev-service\n"));
         for other in [
             "",
-            "/bin/vi\0serve\0",
+            "/bin/vi\0dev-service\0",
             "/x/openvibe-events\0dev\0",
-            "/x/openvibe-events\0serve\0more\0",
+            "/x/openvibe-events\0serve\0",
+            "/x/openvibe-events\0dev-service\0more\0",
         ] {
             assert!(!is_service(other), "{other:?}");
         }

@@ -65,6 +65,22 @@ pub(super) fn post_created(post: &str) -> Draft {
     draft("community", "community.post.created", ("post", post), &payload)
 }
 
+/// A poll that everybody may see.
+pub(super) fn poll_opened(poll: &str) -> Draft {
+    let payload = json!({ "question": "Which engine next?" });
+    let mut draft = draft("community", "community.poll.opened", ("poll", poll), &payload);
+    draft.envelope["visibility"] = "public".into();
+    draft
+}
+
+/// Somebody was named in a post, which concerns nobody else.
+pub(super) fn mention_made(person: &str) -> Draft {
+    let payload = json!({ "post": "post-1" });
+    let mut draft = draft("community", "community.mention.created", ("user", person), &payload);
+    draft.envelope["visibility"] = "subject".into();
+    draft
+}
+
 /// A comment under a post.
 pub(super) fn comment_created(comment: &str) -> Draft {
     let payload = json!({ "post": "post-1", "text": format!("Comment {comment}") });
@@ -96,6 +112,8 @@ mod tests {
             post_created("5"),
             comment_created("6"),
             payout_settled("7"),
+            poll_opened("8"),
+            mention_made("usr_01K7DDE5FG6HJ7KM8NP9QR0STV"),
         ];
         for event in all {
             let event_type = event.envelope["event_type"].as_str().expect("a type");

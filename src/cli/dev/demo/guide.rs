@@ -15,7 +15,7 @@ use super::events::Draft;
 use super::{Stage, TourError, api};
 
 /// The longest wait of the tour: a killed process's work moves on within 5 s, and each retry within 2 s.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Wait between two looks at the list of deliveries; callers are limited to 120 a minute.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -230,7 +230,7 @@ impl<'a> Guide<'a> {
     }
 }
 
-fn late(what: &str) -> TourError {
+pub(super) fn late(what: &str) -> TourError {
     TourError::Late {
         what: what.to_owned(),
         longest: PATIENCE,

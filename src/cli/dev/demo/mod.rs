@@ -5,6 +5,7 @@ mod carriers;
 mod events;
 mod guide;
 mod steps;
+mod stream;
 
 use std::time::Duration;
 
@@ -107,5 +108,6 @@ pub(super) async fn play(stage: Stage<'_>, service: &mut Service, brokers: &mut 
     steps::killed(&mut guide).await?;
     carriers::moved(&mut guide, brokers).await?;
     steps::pulled(&mut guide).await?;
+    stream::streamed(&mut guide).await?;
     steps::summary(&mut guide, started).await
 }

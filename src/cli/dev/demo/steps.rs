@@ -388,7 +388,7 @@ pub(super) async fn pulled(guide: &mut Guide<'_>) -> Result<(), TourError> {
     guide.expect(stored["cursor"] == after, "the checkpoint reads back as it was stored")
 }
 
-/// 10. What it came to.
+/// 11. What it came to.
 pub(super) async fn summary(guide: &mut Guide<'_>, started: Instant) -> Result<(), TourError> {
     let terminal = guide.stage.terminal;
     // The tour's subscriptions must not take what is published after it.
@@ -398,7 +398,7 @@ pub(super) async fn summary(guide: &mut Guide<'_>, started: Instant) -> Result<(
             .quiet(&guide.consumer, (Method::POST, &path), Some(&json!({})), 200)
             .await?;
     }
-    terminal.step(10, "What it came to");
+    terminal.step(11, "What it came to");
     let (mut delivered, mut retried) = (0_u64, 0_usize);
     let mut lost = Vec::new();
     for event in &guide.ledger {
