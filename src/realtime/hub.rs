@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
@@ -23,8 +24,10 @@ const WITHDRAWAL: &str = "network.user.token_valid_after";
 const WITHDRAWER: &str = "network";
 /// Reads of history at a time, so that a crowd that comes back leaves connections to everybody else.
 const READERS: usize = 4;
+/// Between two turns, at least.
+const PAUSE: Duration = Duration::from_millis(1);
 /// Streams that are written at a time. An event that many follow becomes their turns, and one that few follow comes in between.
-const TURN: usize = 32;
+const TURN: usize = 128;
 
 /// Says that the log has grown. Cheap to clone and to ring.
 #[derive(Debug, Clone, Default)]
@@ -226,9 +229,10 @@ impl Hub {
             if !session.push(event.position, &frame) {
                 return;
             }
+            // Few followers have it at once, also where something that thousands follow waits for them.
             if first.len() < TURN {
                 first.push(Arc::clone(session));
-            } else {
+            } else if session.enlist() {
                 self.turns.waiting.lock().push_back(Arc::clone(session));
             }
         });
@@ -267,7 +271,8 @@ impl Hub {
         }
     }
 
-    /// Writes to streams whose turn it is, a few at a time.
+    /// Writes to streams whose turn it is, some at a time, and leaves the processor to others in between: an event that
+    /// thousands follow would otherwise hold up one that a few follow, from its commit on. Who is behind has no pause.
     pub(super) async fn take_turns(&self) {
         loop {
             let turn: Vec<Arc<Session>> = {
@@ -279,10 +284,11 @@ impl Hub {
                 self.turns.added.notified().await;
                 continue;
             }
-            for session in turn {
-                session.write();
+            let is_behind = turn.iter().filter(|session| session.write() > 1).count() > TURN / 2;
+            match is_behind {
+                true => tokio::task::yield_now().await,
+                false => tokio::time::sleep(PAUSE).await,
             }
-            tokio::task::yield_now().await;
         }
     }
 }

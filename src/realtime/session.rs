@@ -126,8 +126,7 @@ impl Session {
         self.queue.lock().seen = position;
     }
 
-    /// Adds the frame of an event, unless it lies in the past. Answers whether it is to be written: once for all that is
-    /// added until [`Session::write`].
+    /// Adds the frame of an event, unless it lies in the past; answers whether it did.
     pub(super) fn push(&self, position: i64, frame: &Frame) -> bool {
         let mut queue = self.queue.lock();
         if position <= queue.seen || queue.end.is_some() {
@@ -141,7 +140,12 @@ impl Session {
             return false;
         }
         queue.add(bytes);
-        !std::mem::replace(&mut queue.is_listed, true)
+        true
+    }
+
+    /// Has it wait for its turn to be written; false when it does so already.
+    pub(super) fn enlist(&self) -> bool {
+        !std::mem::replace(&mut self.queue.lock().is_listed, true)
     }
 
     /// Says that the stream lives, unless something is on its way anyway.
@@ -163,16 +167,18 @@ impl Session {
         self.write();
     }
 
-    /// Writes what waits, as far as the socket takes it now. Its task is told when something is left or wrong.
-    pub(super) fn write(&self) {
-        let is_done = {
+    /// Writes what waits, as far as the socket takes it now; answers how many frames waited. Its task is told when something
+    /// is left or wrong.
+    pub(super) fn write(&self) -> usize {
+        let (waited, is_done) = {
             let mut queue = self.queue.lock();
             queue.is_listed = false;
-            queue.write()
+            (queue.frames.len(), queue.write())
         };
         if !is_done {
             self.attention.notify_one();
         }
+        waited
     }
 
     /// The socket takes something again.
@@ -319,12 +325,13 @@ mod tests {
         session.frame_as(Framing::Close);
         session.begin_after(5);
         assert!(!session.push(5, &frame("history")));
-        assert!(session.push(6, &frame("six ")), "somebody has to write it");
+        assert!(session.push(6, &frame("six ")));
         assert!(!session.push(6, &frame("six again ")));
-        assert!(!session.push(8, &frame("eight ")), "both are written at once");
+        assert!(session.enlist() && session.push(8, &frame("eight ")));
+        assert!(!session.enlist(), "one turn is enough for both");
         let (socket, mut reader) = pair().await;
         session.write_to(socket);
-        assert!(session.push(9, &frame("nine")));
+        assert!(session.enlist() && session.push(9, &frame("nine")));
         session.write();
         let mut read = [0; 14];
         reader.read_exact(&mut read).await.unwrap();
