@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
@@ -24,10 +23,8 @@ const WITHDRAWAL: &str = "network.user.token_valid_after";
 const WITHDRAWER: &str = "network";
 /// Reads of history at a time, so that a crowd that comes back leaves connections to everybody else.
 const READERS: usize = 4;
-/// Between two turns, at least.
-const PAUSE: Duration = Duration::from_millis(1);
 /// Streams that are written at a time. An event that many follow becomes their turns, and one that few follow comes in between.
-const TURN: usize = 128;
+const TURN: usize = 32;
 
 /// Says that the log has grown. Cheap to clone and to ring.
 #[derive(Debug, Clone, Default)]
@@ -271,8 +268,7 @@ impl Hub {
         }
     }
 
-    /// Writes to streams whose turn it is, some at a time, and leaves the processor to others in between: an event that
-    /// thousands follow would otherwise hold up one that a few follow, from its commit on. Who is behind has no pause.
+    /// Writes to streams whose turn it is, a few at a time, and lets others run in between.
     pub(super) async fn take_turns(&self) {
         loop {
             let turn: Vec<Arc<Session>> = {
@@ -284,11 +280,10 @@ impl Hub {
                 self.turns.added.notified().await;
                 continue;
             }
-            let is_behind = turn.iter().filter(|session| session.write() > 1).count() > TURN / 2;
-            match is_behind {
-                true => tokio::task::yield_now().await,
-                false => tokio::time::sleep(PAUSE).await,
+            for session in turn {
+                session.write();
             }
+            tokio::task::yield_now().await;
         }
     }
 }

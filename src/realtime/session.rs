@@ -167,18 +167,16 @@ impl Session {
         self.write();
     }
 
-    /// Writes what waits, as far as the socket takes it now; answers how many frames waited. Its task is told when something
-    /// is left or wrong.
-    pub(super) fn write(&self) -> usize {
-        let (waited, is_done) = {
+    /// Writes what waits, as far as the socket takes it now. Its task is told when something is left or wrong.
+    pub(super) fn write(&self) {
+        let is_done = {
             let mut queue = self.queue.lock();
             queue.is_listed = false;
-            (queue.frames.len(), queue.write())
+            queue.write()
         };
         if !is_done {
             self.attention.notify_one();
         }
-        waited
     }
 
     /// The socket takes something again.
