@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use planner::health::{Breaker, BreakerState, Change, LatencyWindow, PAUSE_MAX, PAUSE_MIN, Permit};
 use planner::{Class, FLOOR, Health, Offer, Text, latency_op};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::delivery::Waker;
@@ -37,6 +37,10 @@ const IN_ORDER: Duration = Duration::from_secs(60);
 /// A carrier that leaves a call unanswered for so long is not chosen until it answers one: its deadline may be longer than
 /// operators are left without a reason.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
+/// How long signals are still sent after the stop.
+const LAST_SIGNALS_MAX: Duration = Duration::from_secs(1);
+/// How often what was heard and not taken is counted.
+const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 /// Things heard that wait to be looked at.
 const ARRIVALS_MAX: usize = 256;
 
@@ -241,10 +245,15 @@ impl Guard {
         *self.switches.borrow()
     }
 
-    /// An operator switches it off or on.
-    pub(super) fn switch(&self, off: bool) {
-        self.switches
+    /// An operator switches it off or on; it is known who, where this process was asked.
+    pub(super) fn switch(&self, off: bool, by: Option<&str>) {
+        let switched = self
+            .switches
             .send_if_modified(|switches| std::mem::replace(&mut switches.by_operator, off) != off);
+        if switched {
+            let (id, how, by) = (self.id(), if off { "off" } else { "on" }, by.unwrap_or("an operator"));
+            tracing::info!(carrier = id, by, "{id} was switched {how} by {by}");
+        }
     }
 
     /// Leaves signals to be sent; they are sent soon or never, and nobody waits for it.
@@ -372,26 +381,38 @@ impl Guard {
         self.zero.elapsed()
     }
 
-    /// Sends what waits until the stop.
+    /// Sends what waits until the stop, and what is left then, for a bounded time.
     pub(super) async fn send(&self, floor: Option<Arc<Guard>>, stop: CancellationToken) {
-        let mut next = Instant::now();
-        while stop.run_until_cancelled(self.pending.rung()).await.is_some() {
+        let sending = async {
+            let mut next = Instant::now();
             loop {
-                if stop.run_until_cancelled(sleep_until(next)).await.is_none() {
+                let stopped = stop.run_until_cancelled(self.pending.rung()).await.is_none();
+                self.send_waiting(floor.as_deref(), &mut next).await;
+                if stopped {
                     return;
                 }
-                next = Instant::now() + WINDOW;
-                let batch = self.pending.take(BATCH_MAX);
-                if batch.is_empty() {
-                    break;
-                }
-                for (class, signals) in batch {
-                    if !self.send_batch(class, &signals).await
-                        && let Some(floor) = &floor
-                    {
-                        // Late, but sooner than the poll.
-                        floor.push(class, signals);
-                    }
+            }
+        };
+        tokio::select! {
+            () = sending => {}
+            () = async { stop.cancelled().await; sleep(LAST_SIGNALS_MAX).await } => {}
+        }
+    }
+
+    async fn send_waiting(&self, floor: Option<&Guard>, next: &mut Instant) {
+        loop {
+            sleep_until(*next).await;
+            *next = Instant::now() + WINDOW;
+            let batch = self.pending.take(BATCH_MAX);
+            if batch.is_empty() {
+                return;
+            }
+            for (class, signals) in batch {
+                if !self.send_batch(class, &signals).await
+                    && let Some(floor) = floor
+                {
+                    // Late, but sooner than the poll.
+                    floor.push(class, signals);
                 }
             }
         }
@@ -562,12 +583,19 @@ impl Guard {
 
     async fn listen(&self, mut arrivals: Arrivals, heard: &impl Fn(&Arrival)) {
         let mut counted = (0, 0);
-        while let Some(arrival) = arrivals.next().await {
-            heard(&arrival);
+        loop {
+            // What is not taken may come without anything that is.
+            let next = timeout(COUNT_INTERVAL, arrivals.next()).await;
+            if let Ok(Some(arrival)) = &next {
+                heard(arrival);
+            }
             let counts = (arrivals.dropped(), arrivals.ignored());
             telemetry::carrier_dropped(self.id(), telemetry::Dropped::Flooded, counts.0 - counted.0);
             telemetry::carrier_dropped(self.id(), telemetry::Dropped::Strange, counts.1 - counted.1);
             counted = counts;
+            if let Ok(None) = next {
+                return;
+            }
         }
     }
 }
