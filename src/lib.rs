@@ -107,6 +107,8 @@ pub struct App {
     stop_publisher: CancellationToken,
     /// Ends deliveries and what runs beside them.
     stop_background: CancellationToken,
+    /// Ends the sending of signals, after the last commit.
+    stop_sending: CancellationToken,
     /// The tasks that are not a room's own.
     tasks: TaskTracker,
 }
@@ -153,7 +155,8 @@ impl App {
             &stop_background,
         )
         .await?;
-        fabric.run(&wake, &realtime.bell(), &tasks, &stop_background);
+        let stop_sending = CancellationToken::new();
+        fabric.run(&wake, &realtime.bell(), &tasks, &stop_background, &stop_sending);
         tasks.spawn(reload_on_hangup(hangups, Arc::clone(&fabric), stop_background.clone()));
         let ring: Ring = {
             let (wake, fabric) = (wake.clone(), Arc::clone(&fabric));
@@ -256,6 +259,7 @@ impl App {
             publisher: publishing,
             stop_publisher,
             stop_background,
+            stop_sending,
             tasks,
         })
     }
@@ -304,6 +308,7 @@ impl App {
                 tracing::error!("a background task panicked");
             }
         }
+        self.stop_sending.cancel();
         self.tasks.close();
         self.tasks.wait().await;
         self.store.close().await;

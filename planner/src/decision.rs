@@ -87,21 +87,28 @@ pub(crate) fn decide_for(
 impl Decision {
     /// The decision for a key whose waiting deliveries are on `backlog`: they stay together until they have drained.
     pub(crate) fn held_by(&self, backlog: &str) -> Self {
-        let eligible = matches!(
-            self.placement.candidate(backlog),
-            Some(Candidate { verdict: Verdict::Eligible(estimate), .. }) if estimate.score.is_some()
-        );
         let mut held = self.clone();
         held.carrier = backlog.to_owned().into();
+        held.route = self.route_of(backlog).to_owned().into();
         let mut reason = format!("the backlog of this key stays on {backlog} until it has drained");
-        if eligible {
-            held.route = held.carrier.clone();
-        } else {
-            reason = format!("{reason}; signals go through {} meanwhile", self.route);
+        if held.route != held.carrier {
+            reason = format!("{reason}; signals go through {} meanwhile", held.route);
         }
         held.placement.selected = Some(held.carrier.clone());
         held.placement.reasons.insert(0, reason.into());
         held
+    }
+
+    /// Who is signalled for a key whose waiting deliveries are on `backlog`: that carrier while it is eligible, priced or
+    /// not, and whoever was chosen while it is not.
+    pub fn route_of<'a>(&'a self, backlog: &'a str) -> &'a str {
+        match self.placement.candidate(backlog) {
+            Some(Candidate {
+                verdict: Verdict::Eligible(_),
+                ..
+            }) => backlog,
+            _ => &self.route,
+        }
     }
 
     /// Whether nobody could be chosen and the floor stood in.

@@ -116,6 +116,11 @@ impl Wake {
         Self(None)
     }
 
+    /// Whether anybody listens.
+    pub fn is_heard(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// These subscriptions may have work, which this process has committed.
     pub fn subscriptions(&self, ids: impl IntoIterator<Item = SubscriptionId>) {
         self.told(&Told::now(Cause::Local), ids);

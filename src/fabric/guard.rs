@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use carriers::{Arrival, Arrivals, Backoff, Descriptor, DynCarrier, Inbound, Probed, Signal};
+use carriers::{Arrival, Arrivals, Backoff, Descriptor, DynCarrier, Inbound, Probed, Signal, SignalError};
 use futures_util::FutureExt as _;
 use parking_lot::Mutex;
-use planner::health::{Breaker, BreakerState, Change, LatencyWindow, Permit};
-use planner::{Class, Health, Offer, Text, latency_op};
+use planner::health::{Breaker, BreakerState, Change, LatencyWindow, PAUSE_MAX, PAUSE_MIN, Permit};
+use planner::{Class, FLOOR, Health, Offer, Text, latency_op};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::delivery::Waker;
@@ -30,11 +30,17 @@ const IDLE: Duration = Duration::from_secs(1);
 const DEADLINE: Duration = Duration::from_millis(250);
 /// The same of a carrier that is elsewhere.
 const DEADLINE_FAR: Duration = Duration::from_secs(3);
+/// The same of the floor, whose call may have to open a line to the database first.
+const DEADLINE_FLOOR: Duration = Duration::from_secs(1);
 /// A carrier that ran for so long was in order: when it ends, it is run again soon.
 const IN_ORDER: Duration = Duration::from_secs(60);
 /// A carrier that leaves a call unanswered for so long is not chosen until it answers one: its deadline may be longer than
 /// operators are left without a reason.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
+/// How long signals are still sent after the stop.
+const LAST_SIGNALS_MAX: Duration = Duration::from_secs(1);
+/// How often what was heard and not taken is counted.
+const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 /// Things heard that wait to be looked at.
 const ARRIVALS_MAX: usize = 256;
 
@@ -74,8 +80,56 @@ pub(super) struct Guard {
     answers_probes: AtomicBool,
 }
 
+/// What the last signals say, which no probe can outweigh: a broker may answer every question and take no signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Doubt {
+    /// The last one was taken, or none was sent yet.
+    None,
+    /// They got no answer; an answer to anything else shows that there is one again.
+    Unanswered,
+    /// They got none, then a probe closed the breaker, and none has been taken since.
+    Vouched,
+    /// They are refused, or get no answer though probes do: only one that is taken shows otherwise.
+    Untaken,
+}
+
+/// What was asked of the far side.
+#[derive(Debug, Clone, Copy)]
+enum Asked {
+    Signals(Class),
+    Probe,
+}
+
+/// Why a call failed.
+struct Fault {
+    cause: String,
+    /// The far side answered that it will not.
+    refused: bool,
+}
+
+impl Fault {
+    fn no_answer() -> Self {
+        Self {
+            cause: "no answer in time".to_owned(),
+            refused: false,
+        }
+    }
+}
+
+impl From<SignalError> for Fault {
+    fn from(error: SignalError) -> Self {
+        Self {
+            cause: error.to_string(),
+            refused: !matches!(error, SignalError::NotConnected | SignalError::Lost(_)),
+        }
+    }
+}
+
 struct State {
     breaker: Breaker,
+    doubt: Doubt,
+    /// Those of the breaker's failures in a row that were signals.
+    failed_signals: u32,
     /// From a signal to the far side's word for it, by class.
     signals: [LatencyWindow; 3],
     /// From what was heard to the claim that it led to, by class.
@@ -141,13 +195,17 @@ impl Guard {
         default_latency_ms: f64,
         claim_times: Arc<ClaimTimes>,
     ) -> Self {
+        // Where the floor cannot ring, only polls are left; it is tried again all the time.
+        let pause_max = if descriptor.id == FLOOR { PAUSE_MIN } else { PAUSE_MAX };
         Self {
             descriptor,
             carrier,
             switches: watch::Sender::new(switches),
             pending: Pending::default(),
             state: Mutex::new(State {
-                breaker: Breaker::new(),
+                breaker: Breaker::pausing(pause_max),
+                doubt: Doubt::None,
+                failed_signals: 0,
                 signals: std::array::from_fn(|_| LatencyWindow::new(default_latency_ms)),
                 claims: std::array::from_fn(|_| LatencyWindow::new(0.0)),
                 used_at: Duration::ZERO,
@@ -165,8 +223,14 @@ impl Guard {
         self.descriptor.id
     }
 
+    fn is_floor(&self) -> bool {
+        self.id() == FLOOR
+    }
+
     fn deadline(&self) -> Duration {
-        if self.descriptor.region == "cell" {
+        if self.is_floor() {
+            DEADLINE_FLOOR
+        } else if self.descriptor.region == "cell" {
             DEADLINE
         } else {
             DEADLINE_FAR
@@ -181,10 +245,15 @@ impl Guard {
         *self.switches.borrow()
     }
 
-    /// An operator switches it off or on.
-    pub(super) fn switch(&self, off: bool) {
-        self.switches
+    /// An operator switches it off or on; it is known who, where this process was asked.
+    pub(super) fn switch(&self, off: bool, by: Option<&str>) {
+        let switched = self
+            .switches
             .send_if_modified(|switches| std::mem::replace(&mut switches.by_operator, off) != off);
+        if switched {
+            let (id, how, by) = (self.id(), if off { "off" } else { "on" }, by.unwrap_or("an operator"));
+            tracing::info!(carrier = id, by, "{id} was switched {how} by {by}");
+        }
     }
 
     /// Leaves signals to be sent; they are sent soon or never, and nobody waits for it.
@@ -195,23 +264,26 @@ impl Guard {
         }
     }
 
-    /// Leaves signals to be sent where only they can show that it works again; another carrier has them as well.
+    /// Sends one of these signals where only a signal can show that it works again; another carrier has them as well.
     pub(super) fn try_out(&self, class: Class, signals: impl IntoIterator<Item = Signal>) {
-        if self.answers_probes.load(Ordering::Relaxed) || !self.serves(class) {
-            return;
-        }
         let now = self.now();
         let due = {
             let state = self.state.lock();
-            match state.breaker.state(now) {
-                BreakerState::Closed => state.silent && state.calling_since.is_none(),
+            let is_proof = state.doubt == Doubt::Untaken || !self.answers_probes.load(Ordering::Relaxed);
+            let waits = match state.breaker.state(now) {
+                BreakerState::Closed => state.silent,
                 BreakerState::Open { .. } => false,
                 BreakerState::HalfOpen => true,
-            }
+            };
+            is_proof && waits && state.calling_since.is_none()
         };
-        if due {
-            self.push(class, signals);
+        if due && self.serves(class) && self.is_reachable() && self.pending.depth() == 0 {
+            self.push(class, signals.into_iter().take(1));
         }
+    }
+
+    fn is_reachable(&self) -> bool {
+        self.switches().reason().is_none() && self.carrier.health().is_usable()
     }
 
     /// Whether it may be chosen. Reading it changes nothing.
@@ -224,12 +296,17 @@ impl Guard {
             let state = self.state.lock();
             (state.breaker.is_closed(), state.silent || state.waits_for_long(now))
         };
-        match self.carrier.health() {
+        let health = match self.carrier.health() {
             carriers::Health::Down(reason) => Health::Down(reason.to_string().into()),
             _ if !closed => Health::breaker_open(self.id()),
             _ if silent => Health::Down(format!("not connected ({})", self.id()).into()),
             carriers::Health::Degraded(reason) => Health::Degraded(reason.to_string().into()),
             carriers::Health::Up => Health::Up,
+        };
+        match health {
+            // Its poll delivers, whatever becomes of its bell.
+            Health::Down(reason) if self.is_floor() => Health::Degraded(reason),
+            health => health,
         }
     }
 
@@ -290,7 +367,7 @@ impl Guard {
     /// The floor promises the wait for its poll: its doorbell is no more than a courtesy.
     fn offered_ms(&self, state: &State, class: Class, now: Duration) -> f64 {
         let (signals, claims) = (&state.signals[class as usize], &state.claims[class as usize]);
-        if self.id() == planner::FLOOR {
+        if self.is_floor() {
             return signals.offered_ms(Duration::MAX);
         }
         let claim_ms = match claims.samples(now) {
@@ -304,26 +381,38 @@ impl Guard {
         self.zero.elapsed()
     }
 
-    /// Sends what waits until the stop.
+    /// Sends what waits until the stop, and what is left then, for a bounded time.
     pub(super) async fn send(&self, floor: Option<Arc<Guard>>, stop: CancellationToken) {
-        let mut next = Instant::now();
-        while stop.run_until_cancelled(self.pending.rung()).await.is_some() {
+        let sending = async {
+            let mut next = Instant::now();
             loop {
-                if stop.run_until_cancelled(sleep_until(next)).await.is_none() {
+                let stopped = stop.run_until_cancelled(self.pending.rung()).await.is_none();
+                self.send_waiting(floor.as_deref(), &mut next).await;
+                if stopped {
                     return;
                 }
-                next = Instant::now() + WINDOW;
-                let batch = self.pending.take(BATCH_MAX);
-                if batch.is_empty() {
-                    break;
-                }
-                for (class, signals) in batch {
-                    if !self.send_batch(class, &signals).await
-                        && let Some(floor) = &floor
-                    {
-                        // Late, but sooner than the poll.
-                        floor.push(class, signals);
-                    }
+            }
+        };
+        tokio::select! {
+            () = sending => {}
+            () = async { stop.cancelled().await; sleep(LAST_SIGNALS_MAX).await } => {}
+        }
+    }
+
+    async fn send_waiting(&self, floor: Option<&Guard>, next: &mut Instant) {
+        loop {
+            sleep_until(*next).await;
+            *next = Instant::now() + WINDOW;
+            let batch = self.pending.take(BATCH_MAX);
+            if batch.is_empty() {
+                return;
+            }
+            for (class, signals) in batch {
+                if !self.send_batch(class, &signals).await
+                    && let Some(floor) = floor
+                {
+                    // Late, but sooner than the poll.
+                    floor.push(class, signals);
                 }
             }
         }
@@ -331,9 +420,8 @@ impl Guard {
 
     /// Answers whether the far side took them.
     async fn send_batch(&self, class: Class, signals: &[Signal]) -> bool {
-        let reachable = self.switches().reason().is_none() && self.carrier.health().is_usable();
         // Asked for only where a call is made: a trial without one would lengthen the next pause.
-        let Some(permit) = reachable.then(|| self.permit()).flatten() else {
+        let Some(permit) = self.is_reachable().then(|| self.permit()).flatten() else {
             telemetry::carrier_dropped(self.id(), telemetry::Dropped::NotUsable, signals.len() as u64);
             return false;
         };
@@ -342,16 +430,15 @@ impl Guard {
         let sent = timeout(self.deadline(), self.carrier.signal(class, signals)).await;
         let took = started.elapsed();
         let outcome = match sent {
-            Ok(Ok(())) => Ok(Some(took)),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_elapsed) => Err("no answer in time".to_owned()),
+            Ok(sent) => sent.map(|()| took).map_err(Fault::from),
+            Err(_elapsed) => Err(Fault::no_answer()),
         };
         let taken = outcome.is_ok();
         telemetry::carrier_signals(self.id(), class, taken, signals.len() as u64, took);
         if taken && self.carrier.operations().is_none() {
             self.count(signals.len() as u64);
         }
-        self.ended(permit, class, outcome);
+        self.ended(permit, Asked::Signals(class), outcome);
         taken
     }
 
@@ -360,26 +447,52 @@ impl Guard {
         self.state.lock().breaker.permit(now)
     }
 
-    /// Takes in how a call ended: after how long, where it is a sample, or why not.
-    fn ended(&self, permit: Permit, class: Class, outcome: Result<Option<Duration>, String>) {
+    /// Takes in how a call ended: after how long, or why not.
+    fn ended(&self, permit: Permit, asked: Asked, outcome: Result<Duration, Fault>) {
         let now = self.now();
-        let mut state = self.state.lock();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
         state.used_at = now;
-        state.silent = outcome.is_err() && state.waits_for_long(now);
-        state.calling_since = None;
-        let change = match &outcome {
-            Ok(sample) => {
-                if let Some(sample) = sample {
-                    state.signals[class as usize].record(*sample, now);
-                }
+        match asked {
+            Asked::Signals(_) => {
+                state.silent = outcome.is_err() && state.waits_for_long(now);
+                state.calling_since = None;
+            }
+            Asked::Probe => state.silent &= outcome.is_err(),
+        }
+        let change = match (asked, &outcome) {
+            (Asked::Signals(class), Ok(sample)) => {
+                state.signals[class as usize].record(*sample, now);
+                (state.doubt, state.failed_signals) = (Doubt::None, 0);
                 state.breaker.succeeded(permit)
             }
-            Err(_) => state.breaker.failed(permit, now, rand::random()),
+            (Asked::Probe, Ok(sample)) => {
+                for class in self.descriptor.classes {
+                    state.signals[*class as usize].record(*sample, now);
+                }
+                let change = state.breaker.eased(permit, state.failed_signals);
+                if change.is_some() && state.doubt == Doubt::Unanswered {
+                    state.doubt = Doubt::Vouched;
+                }
+                change
+            }
+            (Asked::Signals(_), Err(fault)) => {
+                state.failed_signals += 1;
+                state.doubt = match state.doubt {
+                    Doubt::None | Doubt::Unanswered if !fault.refused => Doubt::Unanswered,
+                    _ => Doubt::Untaken,
+                };
+                state.breaker.failed(permit, now, rand::random())
+            }
+            (Asked::Probe, Err(_)) => state.breaker.failed(permit, now, rand::random()),
         };
-        drop(state);
+        if change.is_some() {
+            state.failed_signals = 0;
+        }
+        drop(guard);
         match change {
             Some(Change::Opened { pause }) => {
-                let cause = outcome.err().unwrap_or_default();
+                let cause = outcome.err().map(|fault| fault.cause).unwrap_or_default();
                 tracing::warn!(
                     carrier = self.id(),
                     "the breaker of {} opened for {pause:?}: {cause}",
@@ -396,31 +509,35 @@ impl Guard {
         let mut ticks = tokio::time::interval(IDLE / 2);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
-            let busy = self.now().saturating_sub(self.state.lock().used_at) < IDLE;
-            let reachable = self.carrier.health().is_usable() && self.switches().reason().is_none();
-            if busy || !reachable {
+            if !self.is_to_be_probed() || !self.is_reachable() {
                 continue;
             }
             let Some(permit) = self.permit() else { continue };
             let started = Instant::now();
             let outcome = match timeout(self.deadline(), self.carrier.probe()).await {
-                Ok(Ok(Probed::Answered)) => Ok(Some(started.elapsed())),
-                Ok(Ok(Probed::Nothing)) => Ok(None),
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(_elapsed) => Err("no answer in time".to_owned()),
-            };
-            if matches!(outcome, Ok(None)) {
-                // There is nothing to ask, so a breaker's trial must be a signal.
-                self.answers_probes.store(false, Ordering::Relaxed);
-                return;
-            }
-            for class in self.descriptor.classes {
-                if let Ok(Some(sample)) = outcome {
-                    let now = self.now();
-                    self.state.lock().signals[*class as usize].record(sample, now);
+                Ok(Ok(Probed::Answered)) => Ok(started.elapsed()),
+                Ok(Ok(Probed::Nothing)) => {
+                    // There is nothing to ask, so a breaker's trial must be a signal.
+                    self.answers_probes.store(false, Ordering::Relaxed);
+                    return;
                 }
-            }
-            self.ended(permit, self.descriptor.classes[0], outcome.map(|_| None));
+                Ok(Err(error)) => Err(error.into()),
+                Err(_elapsed) => Err(Fault::no_answer()),
+            };
+            self.ended(permit, Asked::Probe, outcome);
+        }
+    }
+
+    fn is_to_be_probed(&self) -> bool {
+        let now = self.now();
+        let state = self.state.lock();
+        if now.saturating_sub(state.used_at) < IDLE {
+            return false;
+        }
+        match state.breaker.is_closed() {
+            // What the floor offers is no matter of samples.
+            true => !self.is_floor(),
+            false => state.doubt < Doubt::Untaken,
         }
     }
 
@@ -466,12 +583,19 @@ impl Guard {
 
     async fn listen(&self, mut arrivals: Arrivals, heard: &impl Fn(&Arrival)) {
         let mut counted = (0, 0);
-        while let Some(arrival) = arrivals.next().await {
-            heard(&arrival);
+        loop {
+            // What is not taken may come without anything that is.
+            let next = timeout(COUNT_INTERVAL, arrivals.next()).await;
+            if let Ok(Some(arrival)) = &next {
+                heard(arrival);
+            }
             let counts = (arrivals.dropped(), arrivals.ignored());
             telemetry::carrier_dropped(self.id(), telemetry::Dropped::Flooded, counts.0 - counted.0);
             telemetry::carrier_dropped(self.id(), telemetry::Dropped::Strange, counts.1 - counted.1);
             counted = counts;
+            if let Ok(None) = next {
+                return;
+            }
         }
     }
 }
@@ -496,9 +620,34 @@ mod tests {
     /// A carrier whose runs last as long as they are told, and then for ever.
     #[derive(Default)]
     struct Fake {
+        signals: Mutex<Far>,
+        probes: Mutex<Far>,
+        /// Signals that it was given.
+        given: Mutex<Vec<Signal>>,
         runs: Mutex<Vec<Duration>>,
         /// When each run began and ended.
         ran: Mutex<Vec<(Instant, Instant)>>,
+    }
+
+    /// What the far side does with a call.
+    #[derive(Debug, Clone, Copy, Default, PartialEq)]
+    enum Far {
+        #[default]
+        Answers,
+        Refuses,
+        Hangs,
+        /// It is no use asking.
+        Absent,
+    }
+
+    impl Far {
+        async fn answer(self) -> Result<(), SignalError> {
+            match self {
+                Self::Answers | Self::Absent => Ok(()),
+                Self::Refuses => Err(SignalError::Refused("full".into())),
+                Self::Hangs => std::future::pending().await,
+            }
+        }
     }
 
     impl Carrier for Fake {
@@ -506,8 +655,20 @@ mod tests {
             carriers::Health::Up
         }
 
-        async fn signal(&self, _class: Class, _signals: &[Signal]) -> Result<(), SignalError> {
-            Ok(())
+        async fn signal(&self, _class: Class, signals: &[Signal]) -> Result<(), SignalError> {
+            self.given.lock().extend_from_slice(signals);
+            let far = *self.signals.lock();
+            far.answer().await
+        }
+
+        async fn probe(&self) -> Result<Probed, SignalError> {
+            let far = *self.probes.lock();
+            far.answer().await?;
+            Ok(if far == Far::Absent {
+                Probed::Nothing
+            } else {
+                Probed::Answered
+            })
         }
 
         async fn run(&self, _inbound: Inbound, stop: CancellationToken) {
@@ -593,5 +754,153 @@ mod tests {
             pause(6)
         );
         assert!(pause(7) < Duration::from_millis(301), "it was in order: {:?}", pause(7));
+    }
+
+    /// A guard that sends and probes, and its carrier.
+    struct Running {
+        guard: Arc<Guard>,
+        fake: Arc<Fake>,
+        stop: CancellationToken,
+    }
+
+    impl Drop for Running {
+        fn drop(&mut self) {
+            self.stop.cancel();
+        }
+    }
+
+    impl Running {
+        fn of(id: &str) -> Self {
+            let (guard, fake) = guard(id, Fake::default(), 2.0, &ClaimTimes::new());
+            let (guard, stop) = (Arc::new(guard), CancellationToken::new());
+            for part in 0..2 {
+                let (guard, stop) = (Arc::clone(&guard), stop.clone());
+                tokio::spawn(async move {
+                    match part {
+                        0 => guard.send(None, stop).await,
+                        _ => guard.probe(stop).await,
+                    }
+                });
+            }
+            Self { guard, fake, stop }
+        }
+
+        fn far(&self, signals: Far, probes: Far) {
+            (*self.fake.signals.lock(), *self.fake.probes.lock()) = (signals, probes);
+        }
+
+        /// Pushes a signal, lets it be sent, and waits for as long.
+        async fn push(&self, wait: Duration) {
+            self.guard.push(Class::Queue, [signal()]);
+            tokio::time::sleep(wait).await;
+        }
+
+        fn breaker(&self) -> &'static str {
+            self.guard.snapshot().breaker.as_str()
+        }
+
+        /// Waits, second by second, until the breaker is closed again; answers for how many at most.
+        async fn closes_within(&self, seconds: u32, each: impl Fn()) -> bool {
+            for _ in 0..seconds {
+                each();
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                if self.breaker() == "closed" {
+                    return true;
+                }
+            }
+            false
+        }
+    }
+
+    fn signal() -> Signal {
+        Signal {
+            event_id: "evt_1".into(),
+            subscription_id: Some("sub_1".into()),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answered_probes_do_not_outweigh_refused_signals_and_only_a_taken_one_closes_the_breaker() {
+        let running = Running::of("valkey-v1");
+        running.far(Far::Refuses, Far::Answers);
+        // So rarely that it is probed between any two.
+        for _ in 0..5 {
+            assert_eq!(running.breaker(), "closed");
+            running.push(Duration::from_millis(2100)).await;
+        }
+        assert_eq!(running.guard.health(), Health::breaker_open("valkey-v1"));
+        let given = || running.fake.given.lock().len();
+        let many = || running.guard.try_out(Class::Queue, (0..50).map(|_| signal()));
+        assert!(!running.closes_within(100, many).await, "a probe closed it");
+        assert!((5 + 4..5 + 9).contains(&given()), "one trial at a time: {}", given());
+        running.far(Far::Answers, Far::Answers);
+        assert!(!running.closes_within(70, || {}).await, "nothing was taken yet");
+        assert!(running.closes_within(2, many).await);
+        assert_eq!(running.guard.health(), Health::Up);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_closes_the_breaker_that_silence_opened_and_not_again_before_a_signal_is_taken() {
+        let running = Running::of("valkey-v1");
+        running.far(Far::Hangs, Far::Hangs);
+        let open = async || {
+            for _ in 0..5 {
+                running.push(Duration::from_millis(300)).await;
+            }
+            assert_eq!(running.guard.health(), Health::breaker_open("valkey-v1"));
+        };
+        open().await;
+        running.far(Far::Hangs, Far::Answers);
+        assert!(running.closes_within(5, || {}).await, "nobody has to send anything");
+        open().await;
+        assert!(!running.closes_within(70, || {}).await, "it answers probes alone");
+        running.far(Far::Answers, Far::Answers);
+        let many = || running.guard.try_out(Class::Queue, [signal()]);
+        assert!(running.closes_within(2, many).await);
+        // It has shown that it takes signals, so the next time a probe is enough again.
+        running.far(Far::Hangs, Far::Answers);
+        open().await;
+        assert!(running.closes_within(5, || {}).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_floor_can_always_be_chosen_and_rings_again_within_seconds() {
+        let running = Running::of(FLOOR);
+        running.far(Far::Hangs, Far::Hangs);
+        for _ in 0..5 {
+            running.push(Duration::from_millis(1100)).await;
+        }
+        assert_eq!(
+            running.guard.health(),
+            Health::Degraded("breaker open (pg-v1)".into()),
+            "the poll delivers"
+        );
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        running.far(Far::Answers, Far::Answers);
+        assert!(running.closes_within(4, || {}).await, "without any signal");
+        assert_eq!(running.guard.health(), Health::Up);
+        // Where it is asked in vain, the next signal is the trial.
+        running.far(Far::Hangs, Far::Hangs);
+        for _ in 0..5 {
+            running.push(Duration::from_millis(1100)).await;
+        }
+        running.far(Far::Answers, Far::Hangs);
+        for _ in 0..50 {
+            running.push(Duration::from_millis(100)).await;
+        }
+        assert_eq!(running.guard.health(), Health::Up);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_leaves_a_call_unanswered_is_not_chosen_until_it_answers_one_however_long_that_is() {
+        let running = Running::of("cloud-v1");
+        running.far(Far::Hangs, Far::Absent);
+        running.push(Duration::from_millis(900)).await;
+        assert_eq!(running.guard.health(), Health::Up);
+        let silent = Health::Down("not connected (cloud-v1)".into());
+        for wait in [200, 3_000, 600_000] {
+            tokio::time::sleep(Duration::from_millis(wait)).await;
+            assert_eq!(running.guard.health(), silent, "{wait}");
+        }
     }
 }

@@ -7,6 +7,7 @@ mod explain;
 mod guard;
 mod pending;
 mod placing;
+mod strangers;
 mod usage;
 
 use std::collections::{BTreeSet, HashSet};
@@ -32,6 +33,7 @@ use crate::telemetry;
 
 use guard::{ClaimTimes, Guard, Switches};
 use placing::Places;
+use strangers::Strangers;
 use usage::Counts;
 
 pub use explain::{CarrierState, Explained};
@@ -82,6 +84,7 @@ pub struct Fabric {
     places: Mutex<Places>,
     cards: ArcSwap<RateCards>,
     counts: Counts,
+    strangers: Strangers,
     /// Where the cards come from.
     rate_cards: Option<PathBuf>,
     store: SharedStore,
@@ -142,26 +145,37 @@ impl Fabric {
             places: Mutex::default(),
             cards: ArcSwap::new(cards),
             counts,
+            strangers: Strangers::default(),
             rate_cards: settings.rate_cards.clone(),
             store,
             clock: settings.clock,
         })
     }
 
-    /// Starts every carrier by itself, and what watches over them, until the stop.
-    pub fn run(self: &Arc<Self>, wake: &Wake, streams: &Bell, tasks: &TaskTracker, stop: &CancellationToken) {
+    /// Starts every carrier by itself, and what watches over them, until the stop. Signals are sent until `stop_sending`,
+    /// and what waits then is sent within a second; it must come after the last commit.
+    pub fn run(
+        self: &Arc<Self>,
+        wake: &Wake,
+        streams: &Bell,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+        stop_sending: &CancellationToken,
+    ) {
         let floor = self.guard(FLOOR);
+        // The floor takes what the others could not send, so it ends after them.
+        let (others, stop_floor) = (TaskTracker::new(), CancellationToken::new());
         for guard in &self.guards {
             if guard.switches().by_configuration {
                 continue;
             }
             let (guard, stop) = (Arc::clone(guard), stop.clone());
             let heard = {
-                let (store, wake, streams) = (Arc::clone(&self.store), wake.clone(), streams.clone());
+                let (fabric, wake, streams) = (Arc::clone(self), wake.clone(), streams.clone());
                 let waker: Arc<dyn Waker> = Arc::<Guard>::clone(&guard);
                 move |arrival: &Arrival| {
                     streams.ring();
-                    hear(&store, &wake, &waker, arrival);
+                    fabric.hear(&wake, &waker, arrival);
                 }
             };
             let under = floor.filter(|_| guard.id() != FLOOR).cloned();
@@ -169,12 +183,27 @@ impl Fabric {
                 let (guard, stop) = (Arc::clone(&guard), stop.clone());
                 async move { guard.run(heard, stop).await }
             });
-            tasks.spawn({
-                let (guard, stop) = (Arc::clone(&guard), stop.clone());
+            let (senders, stop_sending) = match under {
+                None => (tasks, &stop_floor),
+                Some(_) => (&others, stop_sending),
+            };
+            senders.spawn({
+                let (guard, stop) = (Arc::clone(&guard), stop_sending.clone());
                 async move { guard.send(under, stop).await }
             });
             tasks.spawn(async move { guard.probe(stop).await });
         }
+        tasks.spawn({
+            let stop_sending = stop_sending.clone();
+            async move {
+                stop_sending.cancelled().await;
+                others.close();
+                others.wait().await;
+                stop_floor.cancel();
+            }
+        });
+        let (fabric, wake, ended) = (Arc::clone(self), wake.clone(), stop.clone());
+        tasks.spawn(async move { fabric.meet_strangers(&wake, ended).await });
         let (fabric, ended) = (Arc::clone(self), stop.clone());
         tasks.spawn(async move { fabric.look(ended).await });
         let (fabric, ended) = (Arc::clone(self), stop.clone());
@@ -191,18 +220,23 @@ impl Fabric {
         };
         let mut seen: HashSet<(Class, &str)> = HashSet::new();
         for first in rung {
-            let carrier = first.pinned.unwrap_or(&first.choice.carrier);
+            let decision = &first.choice.decision;
+            let carrier = first.pinned.unwrap_or(&decision.carrier);
+            let route = first
+                .pinned
+                .map_or(decision.route.as_ref(), |pinned| decision.route_of(pinned));
             if !seen.insert((first.choice.class, carrier)) {
                 continue;
             }
             let same = |other: &&Rung<'_>| {
-                other.choice.class == first.choice.class && other.pinned.unwrap_or(&other.choice.carrier) == carrier
+                other.choice.class == first.choice.class
+                    && other.pinned.unwrap_or(&other.choice.decision.carrier) == carrier
             };
             let signals = || rung.iter().filter(same).map(signal);
             // A backlog may be on what is no carrier of this release.
             let known = self.guard(carrier).map_or("other", |guard| guard.id());
             telemetry::placed(first.choice.class, known, rung.iter().filter(same).count() as u64);
-            let Some(guard) = self.route(first.choice.class, carrier, &first.choice.route) else {
+            let Some(guard) = self.route(first.choice.class, route, &decision.route) else {
                 continue;
             };
             guard.push(first.choice.class, signals());
@@ -296,7 +330,32 @@ impl Fabric {
     pub fn follow_switches(&self) {
         let view = self.store.view();
         for guard in &self.guards {
-            guard.switch(view.switched_off.contains(guard.id()));
+            guard.switch(view.switched_off.contains(guard.id()), None);
+        }
+    }
+
+    /// An operator has switched a carrier, which is on record by now. The others follow by themselves.
+    pub fn switched(&self, carrier: &str, off: bool, by: &str) {
+        if let Some(guard) = self.guard(carrier) {
+            guard.switch(off, Some(by));
+        }
+    }
+
+    /// What a carrier heard becomes a look; what names no subscription of ours becomes one once it turns out to be new.
+    fn hear(&self, wake: &Wake, waker: &Arc<dyn Waker>, arrival: &Arrival) {
+        match &arrival.heard {
+            Heard::Everything => wake.everything(),
+            Heard::Signals(signals) => {
+                let view = self.store.view();
+                let (known, strange): (Vec<_>, Vec<_>) = signals
+                    .iter()
+                    .filter_map(|signal| SubscriptionId::parse(signal.subscription_id.as_deref()?))
+                    .partition(|id| view.knows(id));
+                wake.heard(waker, arrival.at, known);
+                if wake.is_heard() {
+                    self.strangers.push(waker, arrival.at, strange);
+                }
+            }
         }
     }
 
@@ -331,21 +390,6 @@ fn warn_of_unpriced(guards: &[Arc<Guard>], cards: &RateCards) {
                 "there is no rate card {card}, so {id} is never chosen: add the card to the file of EVENTS_RATE_CARDS, \
                  or leave {id} out of EVENTS_CARRIERS"
             );
-        }
-    }
-}
-
-/// What a carrier heard becomes a look; what names no subscription of ours becomes nothing.
-fn hear(store: &SharedStore, wake: &Wake, waker: &Arc<dyn Waker>, arrival: &Arrival) {
-    match &arrival.heard {
-        Heard::Everything => wake.everything(),
-        Heard::Signals(signals) => {
-            let view = store.view();
-            let known = signals
-                .iter()
-                .filter_map(|signal| SubscriptionId::parse(signal.subscription_id.as_deref()?))
-                .filter(|id| view.knows(id));
-            wake.heard(waker, arrival.at, known);
         }
     }
 }

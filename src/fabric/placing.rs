@@ -1,9 +1,10 @@
 //! Which carrier the deliveries of a group are placed on. What is new is remembered only once the group has committed.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
-use planner::{Ask, Class, Decided, Intent, Memory, PolicyKey, Proposal, Text};
+use planner::{Ask, Class, Decided, Decision, Intent, Memory, PolicyKey, Proposal};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -53,10 +54,8 @@ impl Places {
 pub struct Choice {
     /// What is woken.
     pub class: Class,
-    /// The carrier that is recorded with the delivery.
-    pub carrier: Text,
-    /// The carrier that is signalled.
-    pub route: Text,
+    /// What was decided: the carrier that is recorded with the delivery, and who is signalled.
+    pub decision: Arc<Decision>,
     /// The decision on record; `None` until it is recorded.
     pub placement_id: Option<i64>,
 }
@@ -88,8 +87,7 @@ impl Fabric {
         let decision = decided.decision();
         let choice = Choice {
             class: decision.class,
-            carrier: decision.carrier.clone(),
-            route: decision.route.clone(),
+            decision: Arc::clone(decision),
             placement_id: places.recorded.get(&(decision.class, policy.clone())).copied(),
         };
         let index = placed.choices.len();
@@ -116,9 +114,10 @@ impl Fabric {
                 places.recorded.insert((choice.class, policy.clone()), id);
             }
             let before = places.memory.current(choice.class, policy);
-            if let Some(from) = before.filter(|from| *from != choice.carrier) {
-                telemetry::placement_changed(choice.class, from, &choice.carrier);
-                tracing::info!(class = %choice.class, "{policy:?} moved from {from} to {}", choice.carrier);
+            if let Some(from) = before.filter(|from| *from != choice.decision.carrier) {
+                let to = &choice.decision.carrier;
+                telemetry::placement_changed(choice.class, from, to);
+                tracing::info!(class = %choice.class, "{policy:?} moved from {from} to {to}");
             }
             proposal.committed(&mut places.memory);
         }
@@ -173,7 +172,7 @@ impl Placements for Placed {
 
     fn placement(&self, place: usize) -> (&str, Option<i64>) {
         let choice = self.choice(place);
-        (&choice.carrier, choice.placement_id)
+        (&choice.decision.carrier, choice.placement_id)
     }
 }
 

@@ -127,6 +127,7 @@ pub(super) async fn switch(
     api.store.switch_carrier(id, disabled, &caller.slug).await?;
     let version = api.store.version().await?;
     api.store.refresh_view(version).await?;
+    api.fabric.switched(id, disabled, &caller.slug);
     api.fabric.follow_switches();
     let switched = api.fabric.carriers().into_iter().find(|carrier| carrier.id == id);
     let switched = switched.ok_or_else(unknown)?;

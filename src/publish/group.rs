@@ -178,7 +178,7 @@ impl<'a> Rows<'a> {
                             subscription_id: &view.subscribers()[index].id,
                             ordering_key: plan.ordering_key.as_deref(),
                             at_most_once: plan.at_most_once,
-                            carrier: &placed.carrier,
+                            carrier: &placed.decision.carrier,
                             placement_id: placed.placement_id,
                         }));
                 }

@@ -5,7 +5,9 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::{
-    fabric_world::{BACK, NO_POLL, Pair, TOLD, candidate, explain, keyed, median, selects, speak, subject_of, url},
+    fabric_world::{
+        BACK, NO_POLL, Pair, QUICK, TOLD, candidate, explain, keyed, median, selects, speak, subject_of, url,
+    },
     support::{
         broker::{Broker, PASSWORD},
         envelopes::{Envelope, batch, envelope},
@@ -49,7 +51,7 @@ async fn ordered_work_crosses_long_before_any_poll_with_the_floor_beneath() {
     }
     let median = median(took);
     println!("{ID}: median from the publish to its POST: {median:?}");
-    assert!(median < Duration::from_millis(50), "{median:?}");
+    assert!(median < QUICK, "{median:?}");
     pair.all_sent_once(30, SOON).await;
     assert_in_order(&pair.receiver, "/hook", pair.database.pool(), subject_of).await;
     assert_eq!(pair.placed_on(ID).await, 30);
@@ -155,7 +157,7 @@ async fn a_server_that_dies_between_a_commit_and_its_signal_costs_no_answer_and_
             event(subject)
         },
         async {
-            eventually("it is not chosen any more", TOLD + TOLD, async || {
+            eventually("it is not chosen any more", TOLD, async || {
                 explain(pair.client(), TYPE, None).await["placement"]["selected"] == "pg-v1"
             })
             .await;

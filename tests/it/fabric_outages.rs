@@ -4,11 +4,13 @@
 use std::time::Duration;
 
 use crate::{
-    fabric_world::{BACK, Pair, TOLD, explain, keyed, reason, selects, subject_of, url},
+    fabric_world::{BACK, Pair, TOLD, candidate, carrier, explain, keyed, reason, selects, subject_of, url},
     support::{
         broker::Broker,
+        database::Database,
         envelopes::{Envelope, envelope},
         ledger::{Ledger, assert_in_order},
+        proxy::Proxy,
         wait::{SOON, eventually},
     },
 };
@@ -79,4 +81,44 @@ async fn a_stopped_server_of_ordered_work_costs_no_event_and_is_used_again_once_
         "not connected (nats-js-v1)",
     )
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_doorbell_that_cannot_ring_leaves_the_floor_to_be_chosen_and_rings_again_within_seconds() {
+    const TYPE: &str = "live.outage.doorbell";
+    const FLOOR: &str = "pg-v1";
+    let database = Database::create().await;
+    let line = Proxy::start(&database.server()).await;
+    let direct = database.url_through(line.address());
+    let pair = Pair::start_on(database, &[("DATABASE_DIRECT_URL", direct.as_str())], &[]).await;
+    pair.subscribe(TYPE, "/hook").await;
+    let event = |_| envelope("live").event_type(TYPE);
+    let ledger = Ledger::default().route_type("/hook", TYPE);
+    pair.round(&event(0), SOON).await;
+    line.stall();
+    pair.publish_until(&ledger, event, async {
+        eventually("an operator is told, and it is chosen", SOON, async || {
+            let explained = explain(pair.client(), TYPE, None).await;
+            let floor = candidate(&explained, FLOOR).expect("the floor").clone();
+            let told = floor["eligible"] == true && floor["reasons"][0] == "breaker open (pg-v1)";
+            (told && explained["placement"]["selected"] == FLOOR)
+                .then_some(())
+                .ok_or(floor)
+        })
+        .await;
+    })
+    .await;
+    line.restore();
+    // Nobody publishes, and the poll is an hour away.
+    eventually("it can ring again", Duration::from_secs(5), async || {
+        let shown = carrier(pair.client(), FLOOR).await;
+        (shown["breaker"]["state"] == "closed")
+            .then_some(())
+            .ok_or(shown["breaker"].to_string())
+    })
+    .await;
+    let last = event(0);
+    ledger.note([&last], &pair.client().publish(&last).await);
+    ledger.settle(&pair.receiver, TOLD).await;
+    pair.all_sent_once(ledger.len() + 1, SOON).await;
 }

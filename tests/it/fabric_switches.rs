@@ -137,6 +137,11 @@ async fn an_operator_ends_the_connections_of_every_process_and_opens_them_again_
         "pg-v1"
     );
     ledger.settle(&pair.receiver, SOON).await;
+    for (log, by) in [(pair.publisher.log(), "ops"), (pair.worker.log(), "an operator")] {
+        let said = "valkey-v1 was switched off by ";
+        assert_eq!(log.matches(said).count(), 1, "{log}");
+        assert!(log.contains(&format!("{said}{by}")), "{log}");
+    }
     switch(pair.worker.client(), "valkey-v1", false).await.expect(200);
     pair.publish_until(&ledger, event, pair.selects(QUEUE, "valkey-v1", BACK))
         .await;

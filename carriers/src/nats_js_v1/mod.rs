@@ -203,10 +203,14 @@ impl JetStream {
 
     /// What a failed publish says, with a closer look where it may mean that the stream is gone.
     fn unsent(&self, error: &PublishError) -> SignalError {
-        if error.kind() == PublishErrorKind::StreamNotFound {
-            self.doubt.notify_one();
+        match error.kind() {
+            PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe | PublishErrorKind::MaxAckPending => {
+                return lost(error);
+            }
+            PublishErrorKind::StreamNotFound => self.doubt.notify_one(),
+            _ => {}
         }
-        lost(error)
+        SignalError::Refused(texts(error))
     }
 
     /// Connects and works until the connection is no good.

@@ -1,15 +1,18 @@
 //! `nats-v1`: TOPIC signals to every other process, over core NATS. Nothing is kept, nothing is acknowledged.
 //!
 //! Each process also hears what it says itself. That it does is the proof, twice a second, that the server is there,
-//! takes what this process sends, and sends what others do.
+//! takes what this process sends, and sends what others do. So a signal has been taken when it is heard here again: its
+//! last message has a mark of its own, by which it is told from earlier ones.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use async_nats::Client;
+use async_nats::{Client, HeaderMap};
 use futures_util::StreamExt;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -41,13 +44,30 @@ const SILENCE: Duration = Duration::from_millis(1500);
 /// After a refusal the connection is opened anew so often: rights are given to connections.
 const DENIED: Duration = Duration::from_secs(10);
 
+/// The header of the mark.
+const MARK: &str = "Openvibe-Mark";
+
 struct Nats {
     access: Access,
     subject: String,
     standing: Standing,
     client: Mutex<Option<Client>>,
-    /// How many words of its own this process has heard.
-    heard: watch::Sender<u64>,
+    marks: AtomicU64,
+    /// Those who wait to hear their own message again, by its mark.
+    echoes: Mutex<HashMap<u64, oneshot::Sender<()>>>,
+}
+
+/// A wait for a message of one's own; it ends when this is let go.
+struct Echo<'a> {
+    nats: &'a Nats,
+    mark: u64,
+    heard: oneshot::Receiver<()>,
+}
+
+impl Drop for Echo<'_> {
+    fn drop(&mut self) {
+        self.nats.echoes.lock().remove(&self.mark);
+    }
 }
 
 fn open(env: &Env<'_>) -> Opened {
@@ -59,7 +79,8 @@ fn open(env: &Env<'_>) -> Opened {
         access,
         standing: Standing::new(ID, Health::not_connected(ID)),
         client: Mutex::new(None),
-        heard: watch::Sender::new(0),
+        marks: AtomicU64::new(0),
+        echoes: Mutex::default(),
     })))
 }
 
@@ -73,21 +94,20 @@ impl Carrier for Nats {
             return Err(SignalError::Refused(format!("it carries no {class}")));
         }
         let client = self.client()?;
-        for message in Announcement::of(&self.access.instance, signals) {
+        let mut messages: Vec<String> = Announcement::of(&self.access.instance, signals).collect();
+        let Some(last) = messages.pop() else { return Ok(()) };
+        for message in messages {
             self.say(&client, message).await?;
         }
-        client.flush().await.map_err(lost)
+        // The server keeps the order of a connection: where this one is heard, those before it were taken.
+        self.say_and_hear(&client, last).await
     }
 
     async fn probe(&self) -> Result<Probed, SignalError> {
         let client = self.client()?;
-        let mut heard = self.heard.subscribe();
-        self.say(&client, Announcement::of_nothing(&self.access.instance))
+        self.say_and_hear(&client, Announcement::of_nothing(&self.access.instance))
             .await?;
-        match timeout(SILENCE, heard.changed()).await {
-            Ok(Ok(())) => Ok(Probed::Answered),
-            _ => Err(SignalError::Lost("a word to itself was not heard".into())),
-        }
+        Ok(Probed::Answered)
     }
 
     async fn run(&self, inbound: Inbound, stop: CancellationToken) {
@@ -116,6 +136,31 @@ impl Nats {
 
     async fn say(&self, client: &Client, message: String) -> Result<(), SignalError> {
         client.publish(self.subject.clone(), message.into()).await.map_err(lost)
+    }
+
+    async fn say_and_hear(&self, client: &Client, message: String) -> Result<(), SignalError> {
+        let mark = self.marks.fetch_add(1, Relaxed);
+        let (sender, heard) = oneshot::channel();
+        self.echoes.lock().insert(mark, sender);
+        let mut echo = Echo { nats: self, mark, heard };
+        let mut headers = HeaderMap::new();
+        headers.insert(MARK, mark.to_string());
+        client
+            .publish_with_headers(self.subject.clone(), headers, message.into())
+            .await
+            .map_err(lost)?;
+        match timeout(SILENCE, &mut echo.heard).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(SignalError::Lost("a word to itself was not heard".into())),
+        }
+    }
+
+    /// Tells whoever waits for this message that it was heard.
+    fn heard_again(&self, headers: Option<&HeaderMap>) {
+        let mark = headers.and_then(|headers| headers.get(MARK)?.as_str().parse().ok());
+        if let Some(waiting) = mark.and_then(|mark: u64| self.echoes.lock().remove(&mark)) {
+            let _ = waiting.send(());
+        }
     }
 
     /// Connects, listens and talks to itself until the connection is no good.
@@ -149,7 +194,7 @@ impl Nats {
                                 inbound.offer_everything();
                             }
                             (heard, denied) = (Instant::now(), None);
-                            self.heard.send_modify(|heard| *heard += 1);
+                            self.heard_again(message.headers.as_ref());
                         }
                         Announced::Signals(signals) => inbound.offer_all(signals),
                         Announced::Everything => inbound.offer_everything(),

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::signal::{Announced, Announcement, announced};
-use crate::{Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Signal, SignalError, Standing};
+use crate::{Backoff, Carrier, Class, Descriptor, Env, Health, Inbound, Opened, Probed, Signal, SignalError, Standing};
 
 const ID: &str = "pg-v1";
 
@@ -92,17 +92,12 @@ impl Carrier for Doorbell {
         } else {
             Announcement::of_everything(&self.instance)
         };
-        let mut ringing = self.ringing.lock().await;
-        if let Some(kept) = ringing.take()
-            && let Ok(kept) = ring(kept, &message).await
-        {
-            *ringing = Some(kept);
-            return Ok(());
-        }
-        // None was kept, or it had died since the last time.
-        let fresh = PgConnection::connect_with(&self.options).await.map_err(lost)?;
-        *ringing = Some(ring(fresh, &message).await.map_err(lost)?);
-        Ok(())
+        self.on_the_line(Some(&message)).await
+    }
+
+    async fn probe(&self) -> Result<Probed, SignalError> {
+        self.on_the_line(None).await?;
+        Ok(Probed::Answered)
     }
 
     async fn run(&self, inbound: Inbound, stop: CancellationToken) {
@@ -127,6 +122,22 @@ impl Carrier for Doorbell {
 }
 
 impl Doorbell {
+    /// Calls this, or asks whether anybody is there: on the line that was kept, or on a fresh one where none was, or where
+    /// it had died since the last time.
+    async fn on_the_line(&self, message: Option<&str>) -> Result<(), SignalError> {
+        let mut ringing = self.ringing.lock().await;
+        if let Some(mut kept) = ringing.take()
+            && say(&mut kept, message).await.is_ok()
+        {
+            *ringing = Some(kept);
+            return Ok(());
+        }
+        let mut fresh = PgConnection::connect_with(&self.options).await.map_err(lost)?;
+        say(&mut fresh, message).await.map_err(lost)?;
+        *ringing = Some(fresh);
+        Ok(())
+    }
+
     /// Listens until the connection fails.
     async fn listen(&self, inbound: &Inbound, backoff: &mut Backoff) -> Result<std::convert::Infallible, SignalError> {
         let pool = PgPoolOptions::new()
@@ -152,24 +163,28 @@ impl Doorbell {
                 },
                 Ok(Ok(None)) => return Err(SignalError::Lost("the connection ended".into())),
                 Ok(Err(error)) => return Err(lost(error)),
-                Err(_) => {
-                    in_time(ANSWER, sqlx::query("SELECT 1").persistent(false).execute(&mut listener)).await?;
-                }
+                Err(_) => in_time(ANSWER, ask(&mut listener)).await?,
             }
         }
     }
 }
 
-/// Calls, and hands the connection back where it is fit for another call.
-async fn ring(mut connection: PgConnection, message: &str) -> Result<PgConnection, sqlx::Error> {
+async fn say(line: &mut PgConnection, message: Option<&str>) -> Result<(), sqlx::Error> {
+    let Some(message) = message else { return ask(line).await };
     // A notification makes its transaction a writing one, and its commit would wait for the disk: each ring a flush
     // that publishes and results stand behind.
     sqlx::query("SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)")
         .bind(CHANNEL)
         .bind(message)
-        .execute(&mut connection)
+        .execute(line)
         .await?;
-    Ok(connection)
+    Ok(())
+}
+
+/// Asks whether anybody is there.
+async fn ask<'c>(line: impl sqlx::PgExecutor<'c>) -> Result<(), sqlx::Error> {
+    sqlx::query("SELECT 1").persistent(false).execute(line).await?;
+    Ok(())
 }
 
 async fn in_time<T>(limit: Duration, work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, SignalError> {

@@ -1,11 +1,14 @@
 //! What only NATS can do to its carriers: restart, stall, and forbid on a connection that stays open.
 
+use std::time::{Duration, Instant};
+
 use carriers::{Class, Health, Heard, Signal, SignalError};
 
 use super::support::broker::{Broker, NOTICED};
 use super::support::process::{Process, Variables, unique};
 use super::support::wait::{SOON, eventually};
 use super::support::world::World;
+use tokio::time::timeout;
 
 const SUBJECT: &str = "ov.events.fabric.topic";
 
@@ -53,7 +56,7 @@ async fn a_refusal_on_an_open_connection_is_named_within_two_seconds_and_ends_wh
     one.stands(Health::Up, SOON).await;
     broker.reload(&mute);
     let denied = Health::permission_denied("nats-v1");
-    one.stands(denied.clone(), std::time::Duration::from_secs(3)).await;
+    one.stands(denied.clone(), Duration::from_secs(2)).await;
     assert_eq!(
         one.send(Class::Topic, &[unique(Class::Topic)]).await,
         Err(SignalError::Denied)
@@ -168,4 +171,29 @@ async fn whoever_may_have_missed_something_is_told_to_look_at_everything() {
     })
     .await;
     one.carrier.probe().await.expect("an answer");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_sent_has_been_taken_when_the_server_has_sent_it_back_and_not_before() {
+    let world = World::of("nats-v1").await;
+    let one = world.process();
+    world.connected(&one).await;
+    let late = Duration::from_millis(150);
+    world.line.delay(late);
+    // It talks to itself all the time, and none of those words stands for a later one.
+    for _ in 0..5 {
+        let began = Instant::now();
+        one.carrier.probe().await.expect("an answer");
+        assert!(began.elapsed() >= late * 2, "{:?}", began.elapsed());
+        let began = Instant::now();
+        one.send(Class::Topic, &[unique(Class::Topic)]).await.expect("sent");
+        assert!(began.elapsed() >= late * 2, "{:?}", began.elapsed());
+    }
+    world.line.stall();
+    let taken = timeout(
+        Duration::from_millis(500),
+        one.send(Class::Topic, &[unique(Class::Topic)]),
+    )
+    .await;
+    assert!(!matches!(taken, Ok(Ok(()))), "nobody took it");
 }

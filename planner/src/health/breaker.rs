@@ -70,11 +70,12 @@ impl Permit {
 }
 
 /// The breaker of one carrier.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Breaker {
     failures: u32,
     term: u64,
     opened: Option<Opened>,
+    pause_max: Duration,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -86,10 +87,26 @@ struct Opened {
     trying_since: Option<Duration>,
 }
 
+impl Default for Breaker {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Breaker {
     /// A closed breaker.
     pub fn new() -> Self {
-        Self::default()
+        Self::pausing(PAUSE_MAX)
+    }
+
+    /// A closed breaker whose pauses never get longer than this.
+    pub fn pausing(pause_max: Duration) -> Self {
+        Self {
+            failures: 0,
+            term: 0,
+            opened: None,
+            pause_max,
+        }
     }
 
     /// What it lets through at a moment. Reading changes nothing.
@@ -140,19 +157,29 @@ impl Breaker {
         Some(Change::Closed)
     }
 
+    /// The call was answered, which says nothing about so many failures in a row of calls of another kind.
+    pub fn eased(&mut self, permit: Permit, standing: u32) -> Option<Change> {
+        if permit.term != self.term {
+            return None;
+        }
+        let change = self.succeeded(permit);
+        self.failures = standing;
+        change
+    }
+
     /// The call failed or took too long. `jitter`, from 0 to 1, shortens the pause that may follow by up to a fifth.
     pub fn failed(&mut self, permit: Permit, now: Duration, jitter: f64) -> Option<Change> {
         if permit.term != self.term {
             return None;
         }
         let pause = match self.opened {
-            Some(opened) => (opened.pause * 2).min(PAUSE_MAX),
+            Some(opened) => (opened.pause * 2).min(self.pause_max),
             None => {
                 self.failures += 1;
                 if self.failures < OPENS_AFTER {
                     return None;
                 }
-                PAUSE_MIN
+                PAUSE_MIN.min(self.pause_max)
             }
         };
         let shortened = pause.mul_f64(1.0 - JITTER * jitter.clamp(0.0, 1.0));
@@ -264,6 +291,37 @@ mod tests {
             breaker.failed(last, now, 0.0),
             Some(Change::Opened { pause: PAUSE_MIN })
         );
+    }
+
+    #[test]
+    fn pauses_have_the_bound_they_were_given() {
+        let mut breaker = Breaker::pausing(PAUSE_MIN);
+        for _ in 0..OPENS_AFTER {
+            let one = permit(&mut breaker, ms(0));
+            breaker.failed(one, ms(0), 0.0);
+        }
+        for second in 1..5 {
+            let trial = permit(&mut breaker, ms(second * 1000));
+            let change = breaker.failed(trial, ms(second * 1000), 0.0);
+            assert_eq!(change, Some(Change::Opened { pause: PAUSE_MIN }));
+        }
+    }
+
+    #[test]
+    fn an_answer_to_another_kind_of_call_leaves_the_failures_that_stand() {
+        let mut breaker = Breaker::new();
+        for standing in 1..OPENS_AFTER {
+            let one = permit(&mut breaker, ms(0));
+            assert_eq!(breaker.failed(one, ms(0), 0.0), None);
+            for _ in 0..3 {
+                let other = permit(&mut breaker, ms(0));
+                assert_eq!(breaker.eased(other, standing), None);
+            }
+        }
+        let fifth = permit(&mut breaker, ms(0));
+        assert!(matches!(breaker.failed(fifth, ms(0), 0.0), Some(Change::Opened { .. })));
+        let trial = permit(&mut breaker, ms(1000));
+        assert_eq!(breaker.eased(trial, 0), Some(Change::Closed));
     }
 
     #[test]

@@ -381,8 +381,8 @@ fn signals_of_a_key_go_elsewhere_while_its_carrier_is_not_eligible() {
         .explain(desk.ask(Some("a"), Some("cloud-v1")), &market, NOW_MS);
     assert_eq!(
         (explained.carrier.as_ref(), explained.route.as_ref()),
-        ("cloud-v1", "valkey-v1"),
-        "unpriced is not eligible"
+        ("cloud-v1", "cloud-v1"),
+        "unpriced is never chosen, and keeps what waits on it"
     );
 }
 
@@ -507,7 +507,10 @@ proptest! {
         let plain = desk.memory.explain(desk.ask(None, None), &market, NOW_MS);
         prop_assert_eq!(keyed.carrier.as_ref(), backlog.unwrap_or(&plain.carrier));
         let route = keyed.placement.candidate(&keyed.route);
-        let routable = matches!(route, Some(Candidate { verdict: Verdict::Eligible(one), .. }) if one.score.is_some());
+        let routable = matches!(route, Some(Candidate { verdict: Verdict::Eligible(_), .. }));
         prop_assert!(routable || keyed.route == FLOOR, "signals go to {}", keyed.route);
+        if let Some(backlog) = backlog.filter(|backlog| *backlog != plain.carrier) {
+            prop_assert_eq!(plain.route_of(backlog), keyed.route.as_ref(), "what is done is what is told");
+        }
     }
 }
