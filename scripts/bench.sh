@@ -8,8 +8,8 @@
 #   scripts/bench.sh --hold                  measure nothing: start the server and a service, print how to run the load
 #                                            tool by hand against them, and stop them at Ctrl-C
 #
-#   --only LIST     of publish, publish-1, publish-100, deliver, e2e, fair, drain, pull, claim, memory, and of the fabric
-#                   carriers, trouble-boot, trouble-load, wake
+#   --only LIST     of publish, publish-1, publish-100, deliver, e2e, fair, drain, pull, claim, memory, of live streams sse
+#                   (10,000 of them: needs 12,000 open files), and of the fabric carriers, trouble-boot, trouble-load, wake
 #   --rounds N      rounds, in each of which a reference and the figure measured against it run right after one another
 #   --publishes N   publishes before the memory of the service is read
 #   --out DIR       where the two files go; default docs
@@ -29,7 +29,7 @@ cd "$root"
 . scripts/lib/bench-fabric.sh
 
 rounds=3 full='' only='' publishes='' out=docs hold='' built=''
-known='publish publish-1 publish-100 deliver e2e fair drain pull claim memory carriers trouble-boot trouble-load wake'
+known='publish publish-1 publish-100 deliver e2e fair drain pull claim memory sse carriers trouble-boot trouble-load wake'
 of_the_fabric='carriers trouble-boot trouble-load wake'
 while [ $# -gt 0 ]; do
   case $1 in
@@ -65,7 +65,7 @@ settings=("shared_buffers = '1GB'" "max_wal_size = '8GB'" "checkpoint_timeout = 
 
 wanted() {
   case " $only " in
-    "  ") [ -n "$full" ] || case " $of_the_fabric " in *" $1 "*) return 1 ;; esac ;;
+    "  ") [ -n "$full" ] || case " $of_the_fabric sse " in *" $1 "*) return 1 ;; esac ;;
     *" $1 "*) ;;
     *) return 1 ;;
   esac
@@ -273,6 +273,28 @@ round_of() {
     fabric_round "$round"
     extra_env=()
   fi
+  if wanted sse; then
+    streams "$round"
+  fi
+}
+
+# Live streams, and a writer of the same frames that does nothing else.
+streams() {
+  local round=$1 writer_port=$((service_port + 1)) writer
+  [ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge 12000 ] || ulimit -n 12000 2>/dev/null || die "10,000 streams need more open files: ulimit -n 12000"
+  extra_env=(REALTIME_MAX_CONNECTIONS=20000)
+  stop_service
+  start_service
+  measured_service sse "$round" sse --seconds "$seconds"
+  extra_env=()
+  stop_service
+  "$load" sse-writer --listen "127.0.0.1:$writer_port" 2>>"$work/service.log" &
+  writer=$!
+  until port_answers 127.0.0.1 "$writer_port"; do kill -0 "$writer" || die "the bare writer did not start"; done
+  measured sse_writer "$round" sse --writer --seconds "$seconds" --url "http://127.0.0.1:$writer_port" --key "$work/key" --watch "service=$writer"
+  kill "$writer"
+  wait "$writer" 2>/dev/null || true
+  start_service
 }
 
 # The columns that a page is made of, of every row, as text.

@@ -27,6 +27,7 @@ const PATIENCE_MIN: Duration = Duration::from_secs(5);
 /// How long the last bytes may take.
 const LAST_BYTES_MAX: Duration = Duration::from_millis(500);
 /// A peer that acknowledges nothing for two heartbeats is gone; not sooner than this.
+#[cfg(target_os = "linux")]
 const VANISHED_MIN: Duration = Duration::from_secs(5);
 /// What a peer sends on its stream is thrown away, so much at a time.
 const IGNORED_BYTES: usize = 256;
@@ -81,16 +82,26 @@ impl Stream {
 
     /// Writes the head of the answer and serves the stream to its end.
     pub async fn serve(mut self, mut socket: TcpStream, mut head: Vec<u8>, framing: Framing) {
-        let vanished = (self.hub.settings.heartbeat * 2).max(VANISHED_MIN);
-        if let Err(error) = SockRef::from(&socket).set_tcp_user_timeout(Some(vanished)) {
-            tracing::debug!("a stream notices late when its client vanishes: {error}");
-        }
+        self.notice_when_it_vanishes(&socket);
         self.session.frame_as(framing);
         head.extend_from_slice(&self.opening.wire(framing));
         if let Some(socket) = self.replay(&mut socket, head, framing).await.then_some(socket) {
             self.live(socket, framing).await;
         }
     }
+
+    /// Has the system say so when the client acknowledges nothing any more.
+    #[cfg(target_os = "linux")]
+    fn notice_when_it_vanishes(&self, socket: &TcpStream) {
+        let vanished = (self.hub.settings.heartbeat * 2).max(VANISHED_MIN);
+        if let Err(error) = SockRef::from(socket).set_tcp_user_timeout(Some(vanished)) {
+            tracing::debug!("a stream notices late when its client vanishes: {error}");
+        }
+    }
+
+    /// Other systems have no such setting; there a reader that takes nothing is noticed when its socket is full.
+    #[cfg(not(target_os = "linux"))]
+    fn notice_when_it_vanishes(&self, _socket: &TcpStream) {}
 
     /// Writes what comes before the live part; false when the stream is over.
     async fn replay(&mut self, socket: &mut TcpStream, head: Vec<u8>, framing: Framing) -> bool {

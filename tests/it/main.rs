@@ -77,5 +77,6 @@ mod stream_readers;
 mod stream_resume;
 mod stream_tickets;
 mod stream_wakeups;
+mod stream_wire;
 mod stream_world;
 mod support;

@@ -246,4 +246,28 @@ pub(crate) const FIGURES: &[Figure] = &[
     wake!("`nats-v1`", "wake_nats"),
     wake!("`nats-js-v1`", "wake_jetstream"),
     wake!("the doorbell of `pg-v1`", "wake_doorbell"),
+    Figure {
+        name: "10,000 live streams, processor time of the service for each frame",
+        aim: "≤ 1.25 × a bare writer",
+        units: ("µs", "bare writer, µs"),
+        measured: Source("sse", "cpu_service_us_per_event"),
+        against: Against::Value(Source("sse_writer", "cpu_service_us_per_event")),
+        bound: Bound::AtMost(1.25),
+    },
+    Figure {
+        name: "10,000 live streams, commit → the last of ten that follow a narrow topic, p99",
+        aim: "≤ 20 ms",
+        units: ("ms", ""),
+        measured: Source("sse", "narrow_p99_ms"),
+        against: Against::Nothing,
+        bound: Bound::AtMost(20.0),
+    },
+    Figure {
+        name: "10,000 idle live streams, memory of each",
+        aim: "≤ 12 KB",
+        units: ("KiB", ""),
+        measured: Source("sse", "rss_kb_per_connection"),
+        against: Against::Nothing,
+        bound: Bound::AtMost(11.7),
+    },
 ];
