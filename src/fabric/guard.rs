@@ -127,9 +127,10 @@ impl From<SignalError> for Fault {
 
 struct State {
     breaker: Breaker,
-    doubt: Doubt,
-    /// Those of the breaker's failures in a row that were signals.
-    failed_signals: u32,
+    /// By class: a broker may take the signals of one and refuse those of another.
+    doubts: [Doubt; 3],
+    /// Signals that failed in a row, by class, since the breaker turned.
+    failed_signals: [u32; 3],
     /// From a signal to the far side's word for it, by class.
     signals: [LatencyWindow; 3],
     /// From what was heard to the claim that it led to, by class.
@@ -169,6 +170,16 @@ impl ClaimTimes {
 }
 
 impl State {
+    /// Whether a signal of this class, or a probe, may close an open breaker.
+    fn is_proof(&self, lane: Option<usize>) -> bool {
+        let is_untaken = |doubt: Doubt| doubt == Doubt::Untaken;
+        lane.is_some_and(|lane| is_untaken(self.doubts[lane])) || !self.doubts.into_iter().any(is_untaken)
+    }
+
+    fn failures_standing(&self) -> u32 {
+        self.failed_signals.into_iter().max().unwrap_or(0)
+    }
+
     fn waits_for_long(&self, now: Duration) -> bool {
         self.calling_since
             .is_some_and(|since| now.saturating_sub(since) >= SILENT_AFTER)
@@ -204,8 +215,8 @@ impl Guard {
             pending: Pending::default(),
             state: Mutex::new(State {
                 breaker: Breaker::pausing(pause_max),
-                doubt: Doubt::None,
-                failed_signals: 0,
+                doubts: [Doubt::None; 3],
+                failed_signals: [0; 3],
                 signals: std::array::from_fn(|_| LatencyWindow::new(default_latency_ms)),
                 claims: std::array::from_fn(|_| LatencyWindow::new(0.0)),
                 used_at: Duration::ZERO,
@@ -269,7 +280,9 @@ impl Guard {
         let now = self.now();
         let due = {
             let state = self.state.lock();
-            let is_proof = state.doubt == Doubt::Untaken || !self.answers_probes.load(Ordering::Relaxed);
+            let lane = self.lane(class);
+            let is_asked = self.answers_probes.load(Ordering::Relaxed) && state.is_proof(None);
+            let is_proof = !is_asked && state.is_proof(Some(lane));
             let waits = match state.breaker.state(now) {
                 BreakerState::Closed => state.silent,
                 BreakerState::Open { .. } => false,
@@ -421,7 +434,8 @@ impl Guard {
     /// Answers whether the far side took them.
     async fn send_batch(&self, class: Class, signals: &[Signal]) -> bool {
         // Asked for only where a call is made: a trial without one would lengthen the next pause.
-        let Some(permit) = self.is_reachable().then(|| self.permit()).flatten() else {
+        let lane = Some(self.lane(class));
+        let Some(permit) = self.is_reachable().then(|| self.permit(lane)).flatten() else {
             telemetry::carrier_dropped(self.id(), telemetry::Dropped::NotUsable, signals.len() as u64);
             return false;
         };
@@ -442,9 +456,18 @@ impl Guard {
         taken
     }
 
-    fn permit(&self) -> Option<Permit> {
+    /// Where doubts about a class are kept: all classes of the floor are one statement.
+    fn lane(&self, class: Class) -> usize {
+        if self.is_floor() { 0 } else { class as usize }
+    }
+
+    fn permit(&self, lane: Option<usize>) -> Option<Permit> {
         let now = self.now();
-        self.state.lock().breaker.permit(now)
+        let mut state = self.state.lock();
+        if !state.breaker.is_closed() && !state.is_proof(lane) {
+            return None;
+        }
+        state.breaker.permit(now)
     }
 
     /// Takes in how a call ended: after how long, or why not.
@@ -463,22 +486,26 @@ impl Guard {
         let change = match (asked, &outcome) {
             (Asked::Signals(class), Ok(sample)) => {
                 state.signals[class as usize].record(*sample, now);
-                (state.doubt, state.failed_signals) = (Doubt::None, 0);
-                state.breaker.succeeded(permit)
+                let lane = self.lane(class);
+                (state.doubts[lane], state.failed_signals[lane]) = (Doubt::None, 0);
+                state.breaker.eased(permit, state.failures_standing())
             }
             (Asked::Probe, Ok(sample)) => {
                 for class in self.descriptor.classes {
                     state.signals[*class as usize].record(*sample, now);
                 }
-                let change = state.breaker.eased(permit, state.failed_signals);
-                if change.is_some() && state.doubt == Doubt::Unanswered {
-                    state.doubt = Doubt::Vouched;
+                let change = state.breaker.eased(permit, state.failures_standing());
+                if change.is_some() {
+                    for doubt in state.doubts.iter_mut().filter(|doubt| **doubt == Doubt::Unanswered) {
+                        *doubt = Doubt::Vouched;
+                    }
                 }
                 change
             }
-            (Asked::Signals(_), Err(fault)) => {
-                state.failed_signals += 1;
-                state.doubt = match state.doubt {
+            (Asked::Signals(class), Err(fault)) => {
+                let lane = self.lane(class);
+                state.failed_signals[lane] += 1;
+                state.doubts[lane] = match state.doubts[lane] {
                     Doubt::None | Doubt::Unanswered if !fault.refused => Doubt::Unanswered,
                     _ => Doubt::Untaken,
                 };
@@ -487,7 +514,7 @@ impl Guard {
             (Asked::Probe, Err(_)) => state.breaker.failed(permit, now, rand::random()),
         };
         if change.is_some() {
-            state.failed_signals = 0;
+            state.failed_signals = [0; 3];
         }
         drop(guard);
         match change {
@@ -512,7 +539,7 @@ impl Guard {
             if !self.is_to_be_probed() || !self.is_reachable() {
                 continue;
             }
-            let Some(permit) = self.permit() else { continue };
+            let Some(permit) = self.permit(None) else { continue };
             let started = Instant::now();
             let outcome = match timeout(self.deadline(), self.carrier.probe()).await {
                 Ok(Ok(Probed::Answered)) => Ok(started.elapsed()),
@@ -537,7 +564,7 @@ impl Guard {
         match state.breaker.is_closed() {
             // What the floor offers is no matter of samples.
             true => !self.is_floor(),
-            false => state.doubt < Doubt::Untaken,
+            false => state.is_proof(None),
         }
     }
 

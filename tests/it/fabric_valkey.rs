@@ -393,7 +393,8 @@ async fn work_of_a_subscription_gathers_into_one_signal_while_a_call_is_under_wa
 /// How much memory the server may use, by its operator; 0 is any.
 async fn limit_memory(broker: &Broker, bytes: &str) {
     let said = format!("AUTH admin admin\r\nCONFIG SET maxmemory {bytes}\r\nECHO the-end\r\n");
-    speak(broker, said.as_bytes(), "the-end").await;
+    let answer = speak(broker, said.as_bytes(), "the-end").await;
+    assert!(!answer.starts_with('-') && !answer.contains("\n-"), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -65,11 +65,17 @@ impl From<RedisError> for Failure {
             None => error.to_string(),
         };
         let text = text.chars().take(200).collect();
-        match error.code() {
-            Some("NOPERM" | "WRONGPASS" | "NOAUTH") => Self::Denied(text),
-            _ if error.kind() == ErrorKind::AuthenticationFailed => Self::Denied(text),
-            Some(_) => Self::Refused(text),
-            None => Self::Lost(text),
+        if error.kind() == ErrorKind::AuthenticationFailed {
+            return Self::Denied(text);
+        }
+        // Commands that were sent together have their answers one by one.
+        let Some(answers) = error.into_server_errors() else {
+            return Self::Lost(text);
+        };
+        let is_denial = |code: &str| ["NOPERM", "WRONGPASS", "NOAUTH"].contains(&code);
+        match answers.iter().any(|(_, answer)| is_denial(answer.code())) {
+            true => Self::Denied(text),
+            false => Self::Refused(text),
         }
     }
 }
