@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-const SCAN: &str = "event_type LIKE ANY($3::text[])";
+const SCAN: &str = "ORDER BY seq OFFSET $5 - 1 LIMIT 1";
 const BY_TYPE: &str = "(event_type, seq) > ($3, (SELECT seq FROM start))";
 
 fn at(position: i64) -> Option<Cursor> {
