@@ -85,7 +85,7 @@ async fn a_stream_comes_behind_the_answers_that_were_asked_for_before_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_knows_no_chunks_gets_the_frames_alone_until_the_connection_ends() {
-    let (mut service, _network, _database) = process().await;
+    let (service, _network, _database) = process().await;
     let mut socket = connect(&service).await;
     let ask = format!("GET /realtime/stream?topics={TYPE} HTTP/1.0\r\nHost: x\r\n\r\n");
     socket.write_all(ask.as_bytes()).await.expect("it is sent");
