@@ -20,14 +20,14 @@ async fn work_stays_where_it_is_for_a_few_percent_and_moves_for_more() {
     let nats = Proxy::start(&brokers.nats.address()).await;
     let valkey = Proxy::start(&brokers.valkey.address()).await;
     // In each direction. The second is 10 % better.
-    nats.delay(Duration::from_millis(30));
-    valkey.delay(Duration::from_millis(27));
+    nats.delay(Duration::from_millis(60));
+    valkey.delay(Duration::from_millis(54));
     let env = [
         ("VALKEY_URL", url("redis", valkey.address())),
         ("NATS_URL", url("nats", nats.address())),
         ("NATS_JETSTREAM", "off".to_owned()),
-        // The floor promises 250 ms.
-        ("EVENTS_WORKER_INTERVAL_MS", "500".to_owned()),
+        // The floor promises a second: both are better, whatever a busy machine adds.
+        ("EVENTS_WORKER_INTERVAL_MS", "2000".to_owned()),
     ];
     let env: Vec<_> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let pair = Pair::start(&env).await;
