@@ -265,6 +265,14 @@ pub(crate) async fn switch_a_policy(env: &[(&str, &str)]) -> Database {
     let (phases, ()) = tokio::join!(join_all((0..SUBJECTS).map(publish)), switch);
     ledger.settle(&receiver, ALL).await;
     ledger.assert_stored_once(database.pool()).await;
+    eventually("everything is taken", ALL, async || {
+        let left: i64 = sqlx::query_scalar("SELECT count(*) FROM deliveries WHERE status <> 'delivered'")
+            .fetch_one(database.pool())
+            .await
+            .expect("a count");
+        left == 0
+    })
+    .await;
 
     let certain = |wanted: usize| -> BTreeSet<&str> {
         let all = phases.iter().flatten();
