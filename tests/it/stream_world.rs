@@ -18,7 +18,7 @@ use crate::support::{
     dice::Dice,
     envelopes::{Envelope, batch, envelope, id},
     network::{Network, TokenSpec},
-    service::{Service, steady_port},
+    service::{Service, free_port},
     sse::ask,
     wait::eventually,
 };
@@ -54,7 +54,7 @@ pub(crate) struct Pair {
 impl Pair {
     pub(crate) async fn start(kinds: Kinds, env: &[(&'static str, &'static str)]) -> Arc<Self> {
         let (database, network) = tokio::join!(Database::create(), Network::start());
-        let ports = [steady_port().to_string(), steady_port().to_string()];
+        let ports = [free_port().to_string(), free_port().to_string()];
         let pair = Arc::new(Self {
             database,
             network,

@@ -13,7 +13,7 @@ use sqlx::{Connection, PgConnection};
 use super::{
     database::Server,
     process::{Account, Directory, kill_family, signal},
-    service::steady_port,
+    service::free_port,
     wait::eventually,
 };
 
@@ -42,7 +42,7 @@ impl Cluster {
             bin: programs(),
             account,
             directory: account.directory("cluster"),
-            port: steady_port(),
+            port: free_port(),
             server: Mutex::new(None),
         };
         let data = cluster.data();

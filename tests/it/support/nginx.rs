@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     process::{Account, Directory, kill_family},
-    service::{Service, steady_port},
+    service::{Service, free_port},
     wait::{SOON, eventually},
 };
 
@@ -28,7 +28,7 @@ impl Nginx {
             panic!("OV_TEST_NGINX is not set; run: eval \"$(scripts/services.sh up nginx)\"");
         };
         let directory = Account::for_servers().directory("nginx");
-        let (plain, secure) = (steady_port(), steady_port());
+        let (plain, secure) = (free_port(), free_port());
         let own = |name: &str| directory.path().join(name).display().to_string();
         let tls = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/tls");
         for name in ["server.pem", "server-key.pem"] {

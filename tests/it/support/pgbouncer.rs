@@ -11,7 +11,7 @@ use url::Url;
 use super::{
     database::Database,
     process::{Account, Directory, kill_family},
-    service::steady_port,
+    service::free_port,
     wait::{SOON, eventually},
 };
 
@@ -31,7 +31,7 @@ impl PgBouncer {
         };
         let account = Account::for_servers();
         let directory = account.directory("pgbouncer");
-        let port = steady_port();
+        let port = free_port();
         let server = Url::parse(database.url()).expect("a database URL");
         let password = server
             .password()

@@ -6,6 +6,10 @@ use std::{
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU16, Ordering},
+    },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -290,16 +294,15 @@ pub(crate) async fn start_many(
     .await
 }
 
-/// A loopback port that was free a moment ago.
+/// A port that nothing listens on. It lies below those that the system gives to outgoing connections: one of the many of
+/// these tests would sooner or later take it before the service does. No two callers get the same one.
 pub(crate) fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free loopback port");
-    listener.local_addr().expect("a bound port").port()
-}
-
-/// A loopback port that is free, and stays free while nobody listens on it: below those that outgoing connections take.
-pub(crate) fn steady_port() -> u16 {
-    let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    let tries =
-        std::iter::repeat_with(|| 10_000 + u16::try_from(rand::random::<u32>() % 10_000).expect("a small number"));
-    tries.take(100).find(free).expect("one of a hundred ports is free")
+    const PORTS: std::ops::Range<u16> = 10_000..20_000;
+    static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(rand::random_range(PORTS)));
+    loop {
+        let port = PORTS.start + NEXT.fetch_add(1, Ordering::Relaxed) % (PORTS.end - PORTS.start);
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
