@@ -26,9 +26,6 @@ const HEARTBEATS_LEFT: u32 = 4;
 const PATIENCE_MIN: Duration = Duration::from_secs(5);
 /// How long the last bytes may take.
 const LAST_BYTES_MAX: Duration = Duration::from_millis(500);
-/// A peer that acknowledges nothing for two heartbeats is gone; not sooner than this.
-#[cfg(target_os = "linux")]
-const VANISHED_MIN: Duration = Duration::from_secs(5);
 /// What a peer sends on its stream is thrown away, so much at a time.
 const IGNORED_BYTES: usize = 256;
 
@@ -93,7 +90,8 @@ impl Stream {
     /// Has the system say so when the client acknowledges nothing any more.
     #[cfg(target_os = "linux")]
     fn notice_when_it_vanishes(&self, socket: &TcpStream) {
-        let vanished = (self.hub.settings.heartbeat * 2).max(VANISHED_MIN);
+        // The system counts a reader that takes nothing among those: it has its patience first.
+        let vanished = self.patience() + self.hub.settings.heartbeat;
         if let Err(error) = SockRef::from(socket).set_tcp_user_timeout(Some(vanished)) {
             tracing::debug!("a stream notices late when its client vanishes: {error}");
         }
@@ -120,9 +118,14 @@ impl Stream {
                     return false;
                 }
             }
+            let ends_at = self.ends_at;
             next = tokio::select! {
                 biased;
                 () = self.session.over() => None,
+                () = async { sleep_until(ends_at.unwrap_or_else(Instant::now)).await }, if ends_at.is_some() => {
+                    self.session.end(End::Expired);
+                    None
+                }
                 frame = self.replay.next() => frame.map(|frame| frame.wire(framing)),
             };
         }
