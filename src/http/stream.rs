@@ -83,6 +83,12 @@ async fn open(State(streams): State<Arc<Streams>>, request: Request) -> Result<R
     let slot = streams.realtime.reserve().ok_or(ApiError::StreamsFull {
         retry_after_s: FULL_RETRY_S,
     })?;
+    let request = realtime::Request {
+        viewer,
+        topics,
+        position,
+    };
+    let opening = streams.realtime.begin(slot, request).await?;
     // Last: whatever was refused before leaves the ticket good for another try.
     if let Some(ticket) = ticket
         && !streams
@@ -92,14 +98,8 @@ async fn open(State(streams): State<Arc<Streams>>, request: Request) -> Result<R
     {
         return Err(ApiError::Ticket(TicketFault::Used));
     }
-    let request = realtime::Request {
-        viewer,
-        topics,
-        position,
-    };
-    let stream = streams.realtime.open(slot, request).await?;
     let mut response = Response::new(Body::empty());
-    response.extensions_mut().insert(Follows::new(stream));
+    response.extensions_mut().insert(Follows::new(opening.open()));
     let headers = response.headers_mut();
     headers.insert(
         CONTENT_TYPE,

@@ -180,11 +180,11 @@ impl Hub {
         self.log.lock().position
     }
 
-    /// Whether a page that was read after [`Hub::position`] goes on from it. Otherwise the log was restored, replaced or
-    /// pruned under us: every stream ends, and each client is told what it missed when it comes back.
-    pub(super) fn goes_on(&self, at: Positions) -> bool {
+    /// Whether what was read after this position goes on from it. Otherwise the log was restored, replaced or pruned under
+    /// us: every stream ends, and each client is told what it missed when it comes back.
+    pub(super) fn goes_on(&self, after: i64, at: Positions) -> bool {
         let mut log = self.log.lock();
-        if log.epoch == at.epoch && (at.floor..=at.head).contains(&log.position) {
+        if log.epoch == at.epoch && (at.floor..=at.head).contains(&after) {
             return true;
         }
         (log.epoch, log.position) = (at.epoch, at.head);
@@ -281,7 +281,7 @@ impl Hub {
                 continue;
             }
             for session in turn {
-                session.write();
+                session.take_turn();
             }
             tokio::task::yield_now().await;
         }

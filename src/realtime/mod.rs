@@ -26,10 +26,11 @@ use tokio_util::task::TaskTracker;
 use crate::domain::cursor::Cursor;
 use crate::domain::time::Millis;
 use crate::domain::topic::TopicPattern;
-use crate::store::{SharedStore, StoreError, answered};
+use crate::store::{Positions, SharedStore, StoreError, answered};
 
 use hub::Hub;
 use session::Session;
+use start::Start;
 use viewer::Audience;
 
 pub use hub::{Bell, Slot};
@@ -124,41 +125,32 @@ impl Realtime {
         }
     }
 
-    /// Opens a stream.
+    /// Finds out where a stream begins; it is there once it is opened, which cannot fail any more.
     ///
     /// # Errors
     /// [`StoreError`] when the bounds of the log cannot be read.
-    pub async fn open(&self, slot: Slot, request: Request) -> Result<Stream, StoreError> {
+    pub async fn begin(&self, slot: Slot, request: Request) -> Result<Opening, StoreError> {
         let hub = &self.0;
-        let Request {
-            viewer,
-            topics,
-            position,
-        } = request;
-        let audience = viewer.audience();
+        let audience = request.viewer.audience();
         let window = (audience != Audience::Service).then_some(hub.settings.public_replay);
         let bounds = {
             let _turn = hub.readers.acquire().await.expect("nobody closes the semaphore");
             let window_ms = window.map(|window| i64::try_from(window.as_millis()).unwrap_or(i64::MAX));
-            answered(hub.store.start_bounds(position, window_ms)).await?
+            answered(hub.store.start_bounds(request.position, window_ms)).await?
         };
         let start = start::start(
-            position,
+            request.position,
             &bounds,
             window.map(|window| window.as_secs()),
             audience == Audience::Anyone,
         );
-
-        let (issued_at_ms, ends_at) = match &viewer {
-            Viewer::Person(person) => (person.issued_at_ms, person.ends_at_ms.map(|end| self.instant_of(end))),
-            Viewer::Anonymous | Viewer::Service => (0, None),
-        };
-        let session = Arc::new(Session::new(hub.next_id(), audience, topics, issued_at_ms));
-        hub.enter(&session);
-        let at = bounds.positions;
-        let replay = replay::replay(Arc::clone(hub), Arc::clone(&session), start, at.epoch, at.head).boxed();
-        let opening = frame::opening(viewer.label());
-        Ok(Stream::new(Arc::clone(hub), session, opening, replay, ends_at, slot))
+        Ok(Opening {
+            realtime: self.clone(),
+            slot,
+            request,
+            start,
+            at: bounds.positions,
+        })
     }
 
     /// When a session that ends at this moment no longer keeps a stream open.
@@ -170,6 +162,35 @@ impl Realtime {
         let left = Duration::from_millis(u64::try_from(left_ms).unwrap_or(0));
         // A session that ends in a century ends after this process.
         Instant::now() + left.min(Duration::from_secs(365 * 86_400))
+    }
+}
+
+/// A stream that can be opened.
+pub struct Opening {
+    realtime: Realtime,
+    slot: Slot,
+    request: Request,
+    start: Start,
+    at: Positions,
+}
+
+impl Opening {
+    /// Opens it.
+    pub fn open(self) -> Stream {
+        let hub = &self.realtime.0;
+        let Request { viewer, topics, .. } = self.request;
+        let (issued_at_ms, ends_at) = match &viewer {
+            Viewer::Person(person) => {
+                let ends_at = person.ends_at_ms.map(|end| self.realtime.instant_of(end));
+                (person.issued_at_ms, ends_at)
+            }
+            Viewer::Anonymous | Viewer::Service => (0, None),
+        };
+        let session = Arc::new(Session::new(hub.next_id(), viewer.audience(), topics, issued_at_ms));
+        hub.enter(&session);
+        let (hub, at) = (Arc::clone(hub), self.at);
+        let replay = replay::replay(Arc::clone(&hub), Arc::clone(&session), self.start, at.epoch, at.head).boxed();
+        Stream::new(hub, session, frame::opening(viewer.label()), replay, ends_at, self.slot)
     }
 }
 

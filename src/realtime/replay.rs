@@ -82,7 +82,7 @@ impl Replay {
     async fn go_on(&mut self) -> Result<(), StoreError> {
         if self.at < self.upto {
             if self.events_left <= 0 || self.rows_left <= 0 {
-                self.leave_out();
+                self.leave_out(Reason::ReplayLimit, self.upto);
                 return Ok(());
             }
             return self.read().await;
@@ -107,17 +107,17 @@ impl Replay {
         Ok(())
     }
 
-    /// Says that the rest is too much.
-    fn leave_out(&mut self) {
+    /// Says that what comes up to this position is left out.
+    fn leave_out(&mut self, reason: Reason, to_seq: i64) {
         let gap = Gap {
-            reason: Reason::ReplayLimit,
+            reason,
             from_seq: self.at + 1,
-            to_seq: self.upto,
+            to_seq,
             latest_seq: self.upto,
             window_seconds: None,
         };
         self.frames.push_back(gap.frame());
-        self.at = self.upto;
+        self.at = to_seq;
     }
 
     async fn read(&mut self) -> Result<(), StoreError> {
@@ -136,7 +136,15 @@ impl Replay {
             let _turn = self.hub.readers.acquire().await.expect("nobody closes the semaphore");
             answered(self.hub.store.history(&request)).await?
         };
-        for event in &history.events {
+        if history.positions.epoch != self.epoch {
+            self.session.end(End::History);
+            return Ok(());
+        }
+        let floor = history.positions.floor;
+        if self.at < floor {
+            self.leave_out(Reason::Retention, floor.min(self.upto));
+        }
+        for event in history.events.iter().filter(|event| event.position > self.at) {
             if self.is_wanted(event) {
                 let cursor = Cursor {
                     epoch: self.epoch,
@@ -146,9 +154,10 @@ impl Replay {
                 self.events_left -= 1;
             }
         }
+        let examined = history.examined.max(self.at);
         // Positions are nearly all rows; where they leap, a page has no more rows than it examines.
-        self.rows_left -= (history.examined - self.at).min(HISTORY_ROWS_MAX);
-        self.at = history.examined;
+        self.rows_left -= (examined - self.at).min(HISTORY_ROWS_MAX);
+        self.at = examined;
         Ok(())
     }
 

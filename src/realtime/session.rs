@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -167,13 +166,15 @@ impl Session {
         self.write();
     }
 
+    /// Its turn has come.
+    pub(super) fn take_turn(&self) {
+        self.queue.lock().is_listed = false;
+        self.write();
+    }
+
     /// Writes what waits, as far as the socket takes it now. Its task is told when something is left or wrong.
     pub(super) fn write(&self) {
-        let is_done = {
-            let mut queue = self.queue.lock();
-            queue.is_listed = false;
-            queue.write()
-        };
+        let is_done = self.queue.lock().write();
         if !is_done {
             self.attention.notify_one();
         }
@@ -218,12 +219,6 @@ impl Session {
         while self.ended().is_none() {
             self.attention().await;
         }
-    }
-
-    /// Waits until it has been over for so long.
-    pub(super) async fn over_for(&self, time: Duration) {
-        self.over().await;
-        tokio::time::sleep(time).await;
     }
 
     /// Ends the stream; what waits is never sent, and its memory is free at once. The first reason stands.
@@ -329,8 +324,12 @@ mod tests {
         assert!(!session.enlist(), "one turn is enough for both");
         let (socket, mut reader) = pair().await;
         session.write_to(socket);
-        assert!(session.enlist() && session.push(9, &frame("nine")));
-        session.write();
+        assert!(
+            !session.enlist() && session.push(9, &frame("nine")),
+            "its turn has not come"
+        );
+        session.take_turn();
+        assert!(session.enlist());
         let mut read = [0; 14];
         reader.read_exact(&mut read).await.unwrap();
         assert_eq!(&read, b"six eight nine");

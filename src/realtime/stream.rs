@@ -8,13 +8,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use socket2::SockRef;
-use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::frame::{self, Frame};
 use super::hub::{Hub, Slot};
@@ -26,8 +25,12 @@ const HEARTBEATS_LEFT: u32 = 4;
 const PATIENCE_MIN: Duration = Duration::from_secs(5);
 /// How long the last bytes may take.
 const LAST_BYTES_MAX: Duration = Duration::from_millis(500);
-/// What a peer sends on its stream is thrown away, so much at a time.
-const IGNORED_BYTES: usize = 256;
+/// What a peer sends on its stream is thrown away, so much at a time and so much in all.
+const IGNORED_AT_A_TIME: usize = 256;
+const IGNORED_MAX: usize = 64 * 1024;
+/// Bytes that the system keeps for a reader, besides those that wait in the session. Linux keeps twice as many, and
+/// several mebibytes where nothing is said.
+const SYSTEM_BUFFER: usize = 128 * 1024;
 
 /// A stream that has been granted, before anything of it is sent.
 pub struct Stream {
@@ -38,6 +41,8 @@ pub struct Stream {
     replay: BoxStream<'static, Frame>,
     /// When what it was opened with ends.
     ends_at: Option<Instant>,
+    /// Bytes that its peer has sent.
+    ignored: usize,
     _slot: Slot,
 }
 
@@ -54,6 +59,8 @@ pub enum Framing {
 enum Over {
     /// By our doing: the last chunk is written.
     Ended,
+    /// By our doing, and its client would not read an end.
+    Cut,
     /// Its client has gone.
     Left,
 }
@@ -73,80 +80,120 @@ impl Stream {
             opening,
             replay,
             ends_at,
+            ignored: 0,
             _slot: slot,
         }
     }
 
     /// Writes the head of the answer and serves the stream to its end.
-    pub async fn serve(mut self, mut socket: TcpStream, mut head: Vec<u8>, framing: Framing) {
-        self.notice_when_it_vanishes(&socket);
+    pub async fn serve(mut self, socket: TcpStream, mut head: Vec<u8>, framing: Framing) {
+        self.bound(&socket);
         self.session.frame_as(framing);
         head.extend_from_slice(&self.opening.wire(framing));
-        if let Some(socket) = self.replay(&mut socket, head, framing).await.then_some(socket) {
-            self.live(socket, framing).await;
+        match self.replay(&socket, head.into(), framing).await {
+            Some(over) => Self::end(over, &socket),
+            None => self.live(socket, framing).await,
         }
     }
 
-    /// Has the system say so when the client acknowledges nothing any more.
-    #[cfg(target_os = "linux")]
-    fn notice_when_it_vanishes(&self, socket: &TcpStream) {
-        // The system counts a reader that takes nothing among those: it has its patience first.
-        let vanished = self.patience() + self.hub.settings.heartbeat;
-        if let Err(error) = SockRef::from(socket).set_tcp_user_timeout(Some(vanished)) {
-            tracing::debug!("a stream notices late when its client vanishes: {error}");
+    /// Bounds what the system does for the stream: the bytes it keeps, and the time until it says that the client
+    /// acknowledges nothing any more.
+    fn bound(&self, socket: &TcpStream) {
+        let socket = SockRef::from(socket);
+        let bounded = socket.set_send_buffer_size(SYSTEM_BUFFER);
+        // The system counts a reader that takes nothing among those that vanished: it has its patience first. Other
+        // systems have no such setting; there it is noticed when its socket is full.
+        #[cfg(target_os = "linux")]
+        let bounded =
+            bounded.and_then(|()| socket.set_tcp_user_timeout(Some(self.patience() + self.hub.settings.heartbeat)));
+        if let Err(error) = bounded {
+            tracing::debug!("a stream costs more than its share when its client stops reading: {error}");
         }
     }
 
-    /// Other systems have no such setting; there a reader that takes nothing is noticed when its socket is full.
-    #[cfg(not(target_os = "linux"))]
-    fn notice_when_it_vanishes(&self, _socket: &TcpStream) {}
-
-    /// Writes what comes before the live part; false when the stream is over.
-    async fn replay(&mut self, socket: &mut TcpStream, head: Vec<u8>, framing: Framing) -> bool {
-        let mut next: Option<Bytes> = Some(head.into());
-        while let Some(bytes) = next.take() {
-            let written = tokio::select! {
-                biased;
-                written = timeout(self.patience(), socket.write_all(&bytes)) => written,
-                () = self.session.over_for(LAST_BYTES_MAX) => return false,
-            };
-            match written {
-                Ok(Ok(())) => {}
-                Ok(Err(_left)) => return false,
-                Err(_elapsed) => {
-                    self.session.end(End::Slow);
-                    return false;
-                }
+    /// Writes what comes before the live part; answers why the stream is over, if it is.
+    async fn replay(&mut self, socket: &TcpStream, head: Bytes, framing: Framing) -> Option<Over> {
+        let mut bytes = head;
+        loop {
+            if let Some(over) = self.write(socket, bytes).await {
+                return Some(over);
             }
-            let ends_at = self.ends_at;
-            next = tokio::select! {
-                biased;
-                () = self.session.over() => None,
-                () = async { sleep_until(ends_at.unwrap_or_else(Instant::now)).await }, if ends_at.is_some() => {
-                    self.session.end(End::Expired);
-                    None
-                }
-                frame = self.replay.next() => frame.map(|frame| frame.wire(framing)),
-            };
+            match self.next(socket).await {
+                Ok(Some(frame)) => bytes = frame.wire(framing),
+                Ok(None) => break,
+                Err(over) => return Some(over),
+            }
         }
         // History is behind it; what it held for that is free.
         self.replay = futures_util::stream::empty().boxed();
-        true
+        None
+    }
+
+    /// Writes bytes as their reader takes them; answers why the stream is over, if it is.
+    async fn write(&mut self, socket: &TcpStream, mut bytes: Bytes) -> Option<Over> {
+        let (session, patience, ends_at) = (Arc::clone(&self.session), self.patience(), self.ends_at);
+        let cut = async {
+            over(&session, ends_at).await;
+            sleep(LAST_BYTES_MAX).await;
+        };
+        tokio::pin!(cut);
+        while !bytes.is_empty() {
+            tokio::select! {
+                biased;
+                writable = timeout(patience, socket.writable()) => match writable {
+                    Ok(Ok(())) => {}
+                    Ok(Err(_)) => return Some(Over::Left),
+                    Err(_elapsed) => {
+                        session.end(End::Slow);
+                        return Some(Over::Cut);
+                    }
+                },
+                () = &mut cut => return Some(Over::Cut),
+            }
+            match socket.try_write(&bytes) {
+                Ok(count) => bytes.advance(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return Some(Over::Left),
+            }
+        }
+        None
+    }
+
+    /// What comes next before the live part, which has come when there is nothing, as has the end by our doing.
+    async fn next(&mut self, socket: &TcpStream) -> Result<Option<Frame>, Over> {
+        let session = Arc::clone(&self.session);
+        let over = over(&session, self.ends_at);
+        let beat = sleep(self.hub.settings.heartbeat);
+        tokio::pin!(over, beat);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut over => return Ok(None),
+                frame = self.replay.next() => return Ok(frame),
+                gone = left(socket, &mut self.ignored) => if gone {
+                    return Err(Over::Left);
+                },
+                // Its reader is told that it lives while the database takes its time.
+                () = &mut beat => return Ok(Some(frame::heartbeat())),
+            }
+        }
     }
 
     async fn live(&mut self, socket: TcpStream, framing: Framing) {
         let socket = Arc::new(socket);
         self.session.write_to(Arc::clone(&socket));
         match self.attend(&socket).await {
-            Over::Left => {}
-            // Whoever is hung up on would not read an end either.
-            Over::Ended if self.session.ended() == Some(End::Slow) => {
-                let _ = SockRef::from(&*socket).set_linger(Some(Duration::ZERO));
-            }
             Over::Ended if framing == Framing::Chunked => {
                 let _ = timeout(LAST_BYTES_MAX, self.finish(&socket)).await;
             }
-            Over::Ended => {}
+            over => Self::end(over, &socket),
+        }
+    }
+
+    /// Lets the system keep nothing for a client that is hung up on.
+    fn end(over: Over, socket: &TcpStream) {
+        if matches!(over, Over::Cut) {
+            let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
         }
     }
 
@@ -188,14 +235,13 @@ impl Stream {
                     Ok(()) => self.session.unblock(),
                     Err(_) => return Over::Left,
                 },
-                gone = left(socket) => {
-                    if gone {
-                        return Over::Left;
-                    }
-                }
+                gone = left(socket, &mut self.ignored) => if gone {
+                    return Over::Left;
+                },
             }
             match self.session.state() {
                 Ok(None) => {}
+                Ok(Some(End::Slow)) => return Over::Cut,
                 Ok(Some(_)) => return Over::Ended,
                 Err(_broken) => return Over::Left,
             }
@@ -231,15 +277,27 @@ impl Drop for Stream {
     }
 }
 
-/// Waits until the peer says something or goes; true when it has gone.
-async fn left(socket: &TcpStream) -> bool {
+/// Waits until the stream is over by our doing, which it is when what it was opened with ends.
+async fn over(session: &Session, ends_at: Option<Instant>) {
+    tokio::select! {
+        () = session.over() => {}
+        () = async { sleep_until(ends_at.unwrap_or_else(Instant::now)).await }, if ends_at.is_some() => {
+            session.end(End::Expired);
+        }
+    }
+}
+
+/// Waits until the peer says something or goes; true when it has gone, or has said more than anybody need.
+async fn left(socket: &TcpStream, ignored: &mut usize) -> bool {
     if socket.readable().await.is_err() {
         return true;
     }
-    let mut ignored = [0; IGNORED_BYTES];
-    match socket.try_read(&mut ignored) {
+    match socket.try_read(&mut [0; IGNORED_AT_A_TIME]) {
         Ok(0) => true,
-        Ok(_) => false,
+        Ok(count) => {
+            *ignored += count;
+            *ignored > IGNORED_MAX
+        }
         Err(error) => error.kind() != io::ErrorKind::WouldBlock,
     }
 }

@@ -78,7 +78,7 @@ impl Tail {
             self.load().await?;
             let after = hub.position();
             let page = answered(hub.store.headings(after, PAGE_ROWS)).await?;
-            if !hub.goes_on(page.positions) {
+            if !hub.goes_on(after, page.positions) {
                 return Ok(false);
             }
             self.wanted.extend(hub.take(&page.events, page.examined));
@@ -92,10 +92,19 @@ impl Tail {
 
     /// Loads what is wanted and hands it out. After a failure the rest is still wanted.
     async fn load(&mut self) -> Result<(), StoreError> {
+        let hub = &self.hub;
         while !self.wanted.is_empty() {
             let some: Vec<i64> = self.wanted.iter().take(LOADED).copied().collect();
-            for event in answered(self.hub.store.events_of(&some)).await? {
-                self.hub.hand_out(&event);
+            let events = answered(hub.store.events_of(&some)).await?;
+            for event in &events {
+                hub.hand_out(event);
+            }
+            let mut came = events.iter().map(|event| event.position);
+            if let Some(missing) = some.iter().find(|position| came.next() != Some(**position))
+                && !hub.goes_on(missing - 1, answered(hub.store.positions()).await?)
+            {
+                self.wanted.clear();
+                return Ok(());
             }
             self.wanted.drain(..some.len());
         }

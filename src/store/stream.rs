@@ -73,6 +73,8 @@ pub struct History {
     pub events: Vec<StoredEvent>,
     /// The last position examined.
     pub examined: i64,
+    /// The bounds of the log. What is missing from the page since it was pruned lies up to their floor.
+    pub positions: Positions,
 }
 
 struct HeadingsRow {
@@ -223,10 +225,13 @@ impl Store {
                        AND (SELECT count(*) FROM kept) = (SELECT count(*) FROM hits) AS complete
             )
             SELECT (SELECT array_agg(seq ORDER BY seq) FROM kept) AS hits, complete AS "complete!",
+                   epoch.value AS "epoch!", greatest((SELECT max(seq) FROM events), floor.value) AS "head!",
+                   floor.value AS "floor!",
                    CASE WHEN complete
                         THEN (SELECT seq FROM events WHERE seq > $1 AND seq <= $2
                               ORDER BY seq OFFSET $9 - 1 LIMIT 1) END AS scan_end
-            FROM shape
+            FROM shape, store_epoch epoch, store_floor floor
+            WHERE epoch.name = 'events' AND floor.name = 'events'
             "#,
             request.after,
             request.upto,
@@ -247,7 +252,20 @@ impl Store {
             (false, None) => request.after,
         };
         let events = self.events_at(&mut reader, &hits).await?;
-        Ok(History { events, examined })
+        let mut positions = Positions {
+            epoch: row.epoch,
+            head: row.head,
+            floor: row.floor,
+        };
+        if events.len() < hits.len() {
+            drop(reader);
+            positions = self.positions().await?;
+        }
+        Ok(History {
+            events,
+            examined,
+            positions,
+        })
     }
 
     /// When a person's sessions were withdrawn last: a token that was issued before holds no longer.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use serde_json::json;
 
 use crate::{
     store_fixture::{number, sql},
@@ -17,6 +18,7 @@ use crate::{
         service::{Service, start_many},
         sse::{Frame, Part, Sse, after, ask},
         wait::{SOON, eventually, stays, within},
+        wire::Wire,
     },
 };
 
@@ -218,4 +220,56 @@ async fn a_stream_that_resumes_while_the_database_fails_is_refused_or_ended_and_
         near.client().get("/api/ready", None).await.status == 200
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_pruned_while_a_reader_takes_its_history_is_told() {
+    let (database, network) = tokio::join!(Database::create(), Network::start());
+    let env = [("REALTIME_REPLAY_MAX", "10000"), ("EVENTS_WORKER", "off")];
+    let service = Service::start(&database, &network, &env).await;
+    for _ in 0..10 {
+        let some: Vec<_> = (0..30)
+            .map(|_| public().payload(json!({ "text": "x".repeat(48 * 1024) })))
+            .collect();
+        let body = crate::support::envelopes::batch(&some);
+        service.client().publish_as("live", &body).await.expect(201);
+    }
+    let head = number(database.pool(), "SELECT max(seq) FROM events").await;
+    let mut wire = Wire::to(&service).await;
+    let from = cursor_of(0, 0);
+    let query = format!("{TOPICS}&last_event_id={from}");
+    wire.send(format!("GET /realtime/stream?{query} HTTP/1.1\r\nHost: events\r\n\r\n"))
+        .await;
+    let mut given = wire.read_some().await;
+    let floor = head - 20;
+    let prune = format!("DELETE FROM events WHERE seq <= {floor}; UPDATE store_floor SET value = {floor}");
+    sql(database.pool(), &prune).await;
+    let last = format!("id: {}\n", cursor_of(0, head));
+    within("the last event", SOON, async {
+        while !given
+            .windows(last.len())
+            .rev()
+            .take(64 * 1024)
+            .any(|text| text == last.as_bytes())
+        {
+            given.extend(wire.read_some().await);
+        }
+    })
+    .await;
+    let text = String::from_utf8_lossy(&given);
+    let mut at = 0;
+    let mut gaps = 0;
+    for line in text.lines() {
+        if let Some(cursor) = line.strip_prefix("id: ") {
+            at += 1;
+            assert_eq!(position_of(cursor), Some(at), "nothing is passed over in silence");
+        } else if let Some(gap) = line.strip_prefix("data: {\"reason\":\"retention\"") {
+            assert!(
+                gap.starts_with(&format!(",\"from_seq\":{},\"to_seq\":{floor},", at + 1)),
+                "{gap}"
+            );
+            (at, gaps) = (floor, gaps + 1);
+        }
+    }
+    assert_eq!((at, gaps), (head, 1));
 }

@@ -317,3 +317,59 @@ async fn readers_that_do_not_read_hold_no_stop_up() {
     assert_eq!(exit.code, Some(0));
     assert!(took < Duration::from_secs(4), "{took:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_talks_on_a_stream_is_ignored_for_a_while_and_then_hung_up_on() {
+    let (service, _network, _database) = process(&[("EVENTS_WORKER", "off")]).await;
+    let mut talker = asked(Wire::to(&service).await, TOPICS).await;
+    let mut chatterbox = asked(Wire::to(&service).await, TOPICS).await;
+    open_streams(&service, 2.0, SOON).await;
+    talker.send("x".repeat(1_000)).await;
+    within("no more is read of it", SOON, async {
+        while chatterbox.try_send("y".repeat(10_000)).await.is_ok() {}
+    })
+    .await;
+    open_streams(&service, 1.0, SOON).await;
+    let event = public(10);
+    service.client().publish(&event).await.expect(201);
+    within("the event", SOON, async {
+        while !String::from_utf8_lossy(&talker.read_some().await).contains(event.id()) {}
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_history_cannot_be_read_a_stream_lives_and_who_vanishes_is_noticed() {
+    let env = [
+        ("REALTIME_REPLAY_MAX", "10000"),
+        ("REALTIME_HEARTBEAT_MS", "100"),
+        ("EVENTS_WORKER", "off"),
+    ];
+    let (service, _network, database) = process(&env).await;
+    // More than the system takes at once for a reader that does not read.
+    for _ in 0..10 {
+        let some: Vec<_> = (0..30).map(|_| public(48 * 1024)).collect();
+        service.client().publish_as("live", &batch(&some)).await.expect(201);
+    }
+    let resumed = format!("{TOPICS}&last_event_id={}", cursor_of(0, 0));
+    let mut wire = stalled(&service, &resumed).await;
+    open_streams(&service, 1.0, SOON).await;
+    let mut lock = database.pool().begin().await.expect("a transaction");
+    sqlx::query("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut *lock)
+        .await
+        .expect("a lock");
+    within("heartbeats", SOON, async {
+        while !wire.read_some().await.ends_with(b": hb\n\n\r\n") {}
+    })
+    .await;
+    drop(wire);
+    // Before the read of history is given up. The figures wait two seconds for those that come from the store.
+    open_streams(&service, 0.0, Duration::from_secs(5)).await;
+    let failed = metric(
+        service.client(),
+        "events_realtime_streams_ended_total{reason=\"failed\"}",
+    )
+    .await;
+    assert!(failed < 0.5, "{failed}");
+}

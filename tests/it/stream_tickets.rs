@@ -114,3 +114,19 @@ async fn what_is_refused_leaves_the_ticket_good_and_takes_no_place() {
     assert_eq!(service.client().send(head).await.status, 404);
     used(&service, &third).await.expect("a stream");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_cannot_begin_costs_no_ticket() {
+    let (database, network) = tokio::join!(Database::create(), Network::start());
+    let service = Service::start(&database, &network, &[]).await;
+    let ticket = ticket();
+    let mut lock = database.pool().begin().await.expect("a transaction");
+    // Where a stream begins cannot be told without it.
+    sqlx::query("LOCK TABLE store_floor IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut *lock)
+        .await
+        .expect("a lock");
+    assert_refused(used(&service, &ticket).await, 503, "events.unavailable");
+    lock.rollback().await.expect("the lock is let go");
+    used(&service, &ticket).await.expect("a stream");
+}

@@ -74,6 +74,11 @@ impl Wire {
             .expect("the connection is open");
     }
 
+    /// Sends bytes, unless the service has closed.
+    pub(crate) async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> std::io::Result<()> {
+        self.stream.write_all(bytes.as_ref()).await
+    }
+
     /// Sends bytes and reads one answer meanwhile: a service may refuse before it has read everything. None
     /// when the connection ends without an answer.
     pub(crate) async fn ask(&mut self, bytes: impl AsRef<[u8]>) -> Option<Reply> {
