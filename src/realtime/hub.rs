@@ -223,13 +223,12 @@ impl Hub {
         let mut sent = 0;
         log.index.for_each(&event.envelope, |session| {
             sent += 1;
-            if !session.push(event.position, &frame) {
-                return;
-            }
             // Few followers have it at once, also where something that thousands follow waits for them.
             if first.len() < TURN {
-                first.push(Arc::clone(session));
-            } else if session.enlist() {
+                if session.push(event.position, &frame) {
+                    first.push(Arc::clone(session));
+                }
+            } else if session.push_in_turn(event.position, &frame) {
                 self.turns.waiting.lock().push_back(Arc::clone(session));
             }
         });

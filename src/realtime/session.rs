@@ -125,26 +125,28 @@ impl Session {
         self.queue.lock().seen = position;
     }
 
-    /// Adds the frame of an event, unless it lies in the past; answers whether it did.
+    /// Adds the frame of an event, unless it lies in the past; answers whether it did. It is for the caller to write it.
     pub(super) fn push(&self, position: i64, frame: &Frame) -> bool {
         let mut queue = self.queue.lock();
-        if position <= queue.seen || queue.end.is_some() {
-            return false;
-        }
-        queue.seen = position;
-        let bytes = frame.wire(queue.framing);
-        if queue.bytes + bytes.len() > WAITING_BYTES_MAX {
-            drop(queue);
-            self.end(End::Slow);
-            return false;
-        }
-        queue.add(bytes);
-        true
+        let added = queue.push(position, frame);
+        drop(queue);
+        self.is_added(added)
     }
 
-    /// Has it wait for its turn to be written; false when it does so already.
-    pub(super) fn enlist(&self) -> bool {
-        !std::mem::replace(&mut self.queue.lock().is_listed, true)
+    /// Adds the frame of an event; answers whether it did, and the stream does not wait for its turn yet. From then on it does.
+    pub(super) fn push_in_turn(&self, position: i64, frame: &Frame) -> bool {
+        let mut queue = self.queue.lock();
+        let added = queue.push(position, frame);
+        let is_new = added == Ok(true) && !std::mem::replace(&mut queue.is_listed, true);
+        drop(queue);
+        self.is_added(added) && is_new
+    }
+
+    fn is_added(&self, added: Result<bool, TooFarBehind>) -> bool {
+        added.unwrap_or_else(|TooFarBehind| {
+            self.end(End::Slow);
+            false
+        })
     }
 
     /// Says that the stream lives, unless something is on its way anyway.
@@ -166,10 +168,15 @@ impl Session {
         self.write();
     }
 
-    /// Its turn has come.
+    /// Writes what waits, since its turn has come.
     pub(super) fn take_turn(&self) {
-        self.queue.lock().is_listed = false;
-        self.write();
+        let mut queue = self.queue.lock();
+        queue.is_listed = false;
+        let is_done = queue.write();
+        drop(queue);
+        if !is_done {
+            self.attention.notify_one();
+        }
     }
 
     /// Writes what waits, as far as the socket takes it now. Its task is told when something is left or wrong.
@@ -249,7 +256,24 @@ impl Session {
     }
 }
 
+/// More would wait for a reader than may.
+#[derive(Debug, PartialEq, Eq)]
+struct TooFarBehind;
+
 impl Queue {
+    fn push(&mut self, position: i64, frame: &Frame) -> Result<bool, TooFarBehind> {
+        if position <= self.seen || self.end.is_some() {
+            return Ok(false);
+        }
+        self.seen = position;
+        let bytes = frame.wire(self.framing);
+        if self.bytes + bytes.len() > WAITING_BYTES_MAX {
+            return Err(TooFarBehind);
+        }
+        self.add(bytes);
+        Ok(true)
+    }
+
     fn add(&mut self, frame: Bytes) {
         self.bytes += frame.len();
         self.frames.push_back(frame);
@@ -320,19 +344,16 @@ mod tests {
         assert!(!session.push(5, &frame("history")));
         assert!(session.push(6, &frame("six ")));
         assert!(!session.push(6, &frame("six again ")));
-        assert!(session.enlist() && session.push(8, &frame("eight ")));
-        assert!(!session.enlist(), "one turn is enough for both");
+        assert!(session.push_in_turn(8, &frame("eight ")));
         let (socket, mut reader) = pair().await;
         session.write_to(socket);
-        assert!(
-            !session.enlist() && session.push(9, &frame("nine")),
-            "its turn has not come"
-        );
+        assert!(!session.push_in_turn(9, &frame("nine ")), "one turn is enough for both");
         session.take_turn();
-        assert!(session.enlist());
-        let mut read = [0; 14];
+        assert!(session.push_in_turn(10, &frame("ten")));
+        session.take_turn();
+        let mut read = [0; 18];
         reader.read_exact(&mut read).await.unwrap();
-        assert_eq!(&read, b"six eight nine");
+        assert_eq!(&read, b"six eight nine ten");
         assert_eq!(session.queue.lock().bytes, 0);
     }
 
