@@ -27,6 +27,14 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 lines=$(scripts/services.sh up)
 eval "$lines"
+export OV_TEST_LOGS="$OV_STATE_DIR/logs"
+mkdir -p "$OV_TEST_LOGS"
 
 say "cargo test --workspace --locked $*"
 cargo test --workspace --locked "$@"
+
+touch "$OV_TEST_LOGS/secrets"
+say "looking for $(wc -l <"$OV_TEST_LOGS/secrets") tokens, tickets and secrets in what the servers logged"
+if grep -rFf "$OV_TEST_LOGS/secrets" --include='*.log' "$OV_STATE_DIR" >&2; then
+  die "these lines hold secrets that the tests used"
+fi

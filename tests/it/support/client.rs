@@ -10,7 +10,7 @@ use reqwest::{
 };
 use serde_json::Value;
 
-use super::{envelopes::Envelope, network::TokenSpec, tls::CA_FILE};
+use super::{envelopes::Envelope, logs, network::TokenSpec, tls::CA_FILE};
 
 /// How long any answer may take. Routes have shorter deadlines of their own.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
@@ -46,6 +46,7 @@ impl Response {
         let bytes = answer.bytes().await?;
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+        logs::body(&body);
         Ok(Self {
             status,
             headers,
@@ -166,6 +167,7 @@ impl Client {
 
 /// Gives a request a JSON body.
 pub(crate) fn json(request: reqwest::RequestBuilder, body: &Value) -> reqwest::RequestBuilder {
+    logs::body(body);
     request.header(CONTENT_TYPE, "application/json").body(body.to_string())
 }
 

@@ -23,6 +23,7 @@ pub(crate) mod envelopes;
 pub(crate) mod follower;
 pub(crate) mod http1;
 pub(crate) mod ledger;
+pub(crate) mod logs;
 pub(crate) mod network;
 pub(crate) mod nginx;
 pub(crate) mod pgbouncer;

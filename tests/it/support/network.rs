@@ -23,7 +23,7 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{envelopes::id, http1, wait};
+use super::{envelopes::id, http1, logs, wait};
 
 /// The issuer every token names, wherever the key set is served.
 pub(crate) const ISSUER: &str = "https://openvibe.network";
@@ -250,7 +250,9 @@ impl TokenSpec {
             &mut signature,
         )
         .expect("a fresh 2048-bit key signs");
-        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+        let token = format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature));
+        logs::token(&token);
+        token
     }
 
     fn principal(claims: Value) -> Self {

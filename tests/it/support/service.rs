@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use super::{
     client::Client,
     database::Database,
+    logs,
     network::{ISSUER, Network},
     wait::{SOON, eventually, within},
 };
@@ -97,7 +98,7 @@ impl Service {
         all.extend(env.iter().copied());
         let base = format!("http://{}:{}", all["HOST"], all["PORT"]);
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let log = directory.join(format!("service-{}.log", ulid::Ulid::generate()));
+        let log = logs::folder().join(format!("service-{}.log", ulid::Ulid::generate()));
         let output = File::create(&log).expect("a log file in the target folder");
         let inherited = INHERITED
             .iter()
@@ -253,7 +254,7 @@ impl Service {
 }
 
 impl Drop for Service {
-    /// Ends the process; a failing test quotes its log, a passing one removes it.
+    /// Ends the process; a failing test quotes its log, a passing one removes it unless it is wanted.
     fn drop(&mut self) {
         if self.is_alive() {
             Command::new("kill")
@@ -272,7 +273,7 @@ impl Drop for Service {
                 self.log.display(),
                 self.log_end()
             );
-        } else {
+        } else if logs::kept().is_none() {
             fs::remove_file(&self.log).ok();
         }
     }
