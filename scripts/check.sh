@@ -51,7 +51,7 @@ scripts/docs.sh
 say "secrets in the tree"
 # Keys, tokens and signing secrets as they look; what tests and fixtures are signed with says that it is none, or lies with the tests' own authority.
 looks='-----BEGIN ([A-Z]+ )?PRIVATE KEY-----|whsec_[A-Za-z0-9+/_-]{20,}|eyJ[A-Za-z0-9_-]{16,}\.eyJ|AKIA[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{36}'
-if git grep -nIE -e "$looks" -- ':!tests/it/support/tls' ':!scripts/check.sh' | grep -vE '0123456789abcdef|whsec_for_tests|BEGIN PRIVATE KEY-----\\n\{'; then
+if git grep -nIE -e "$looks" -- ':!tests/it/support/tls' ':!scripts/check.sh' | grep -vE '0123456789abcdef|whsec_for_tests|PRIVATE KEY-----[\\]+n\{PASSWORD'; then
   die "these lines look like secrets"
 fi
 say "dependencies: bans, licences, sources"
