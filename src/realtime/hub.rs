@@ -10,6 +10,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use crate::domain::cursor::Cursor;
+use crate::domain::envelope::Visibility;
 use crate::store::{Heading, Positions, SharedStore, StoredEvent, valid_after};
 use crate::telemetry;
 
@@ -87,6 +88,12 @@ pub struct Slot(Arc<Hub>);
 impl Drop for Slot {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Log {
+    fn is_wanted(&self, event_type: &str, visibility: Visibility) -> bool {
+        event_type == WITHDRAWAL || self.index.wants(event_type, visibility)
     }
 }
 
@@ -206,9 +213,20 @@ impl Hub {
     pub(super) fn take(&self, events: &[Heading], examined: i64) -> Vec<i64> {
         let mut log = self.log.lock();
         log.position = examined;
-        let wanted =
-            |event: &&Heading| event.event_type == WITHDRAWAL || log.index.wants(&event.event_type, event.visibility);
+        let wanted = |event: &&Heading| log.is_wanted(&event.event_type, event.visibility);
         events.iter().filter(wanted).map(|event| event.position).collect()
+    }
+
+    /// Hands out the next events. Who joins from now on begins after `examined`.
+    pub(super) fn pass(&self, events: &[StoredEvent], examined: i64) {
+        let mut log = self.log.lock();
+        log.position = examined;
+        let wanted = |event: &&StoredEvent| log.is_wanted(&event.envelope.event_type, event.envelope.visibility);
+        let wanted: Vec<&StoredEvent> = events.iter().filter(wanted).collect();
+        drop(log);
+        for event in wanted {
+            self.hand_out(event);
+        }
     }
 
     /// Hands an event to every stream that wants it and may see it.

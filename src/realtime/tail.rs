@@ -14,7 +14,9 @@ use super::hub::Hub;
 
 /// How often the log is looked at whatever rings.
 const FLOOR: Duration = Duration::from_secs(1);
-/// Rows of one page.
+/// Rows that are read at once with what they say: mostly little is new, and somebody wants it.
+const WHOLE_ROWS: i64 = 8;
+/// Rows of one page where more is new.
 const PAGE_ROWS: i64 = 1_000;
 /// Events that are loaded at a time.
 const LOADED: usize = 64;
@@ -77,13 +79,21 @@ impl Tail {
         loop {
             self.load().await?;
             let after = hub.position();
-            let page = answered(hub.store.headings(after, PAGE_ROWS)).await?;
-            if !hub.goes_on(after, page.positions) {
+            let tail = answered(hub.store.tail(after, WHOLE_ROWS)).await?;
+            if !hub.goes_on(after, tail.positions) {
+                return Ok(false);
+            }
+            hub.pass(&tail.events, tail.examined);
+            found |= tail.examined > after;
+            if tail.examined >= tail.positions.head {
+                return Ok(found);
+            }
+            let page = answered(hub.store.headings(tail.examined, PAGE_ROWS)).await?;
+            if !hub.goes_on(tail.examined, page.positions) {
                 return Ok(false);
             }
             self.wanted.extend(hub.take(&page.events, page.examined));
             self.load().await?;
-            found |= page.examined > after;
             if page.examined >= page.positions.head {
                 return Ok(found);
             }

@@ -5,6 +5,7 @@ use crate::domain::envelope::Visibility;
 use crate::domain::time::{Millis, parse_rfc3339};
 use crate::domain::topic::TopicPattern;
 
+use super::events::EventRow;
 use super::{Positions, Store, StoreError, StoredEvent};
 
 /// Rows that one page of history examines at most, whatever matches.
@@ -32,6 +33,17 @@ pub struct Headings {
     pub positions: Positions,
     /// First-party events in position order. Others are never streamed.
     pub events: Vec<Heading>,
+    /// The last position examined.
+    pub examined: i64,
+}
+
+/// The next few events of the log, whole.
+#[derive(Debug)]
+pub struct Tail {
+    /// The bounds of the log in the snapshot of the page.
+    pub positions: Positions,
+    /// First-party events in position order.
+    pub events: Vec<StoredEvent>,
     /// The last position examined.
     pub examined: i64,
 }
@@ -139,6 +151,64 @@ impl Store {
             },
             events,
             examined: row.examined.unwrap_or(after),
+        })
+    }
+
+    /// The log after a position with what the events say, up to `limit` rows of it: one round trip where little is new.
+    pub async fn tail(&self, after: i64, limit: i64) -> Result<Tail, StoreError> {
+        let mut reader = self.own_reader().await?;
+        let rows = sqlx::query!(
+            r#"
+            SELECT epoch.value AS "epoch!", greatest((SELECT max(seq) FROM events), floor.value) AS "head!",
+                   floor.value AS "floor!", e.env = 'production' AND e.project_id IS NULL AS "ours?",
+                   e.seq AS "seq?", e.id AS "id?", e.event_type AS "event_type?", e.version AS "version?",
+                   e.source AS "source?", e.actor AS "actor?", e.on_behalf_of, e.subject_type AS "subject_type?",
+                   e.subject_id AS "subject_id?", e.subject_revision, e.trace_id AS "trace_id?",
+                   e.priority AS "priority?", e.visibility AS "visibility?", e.occurred_at AS "occurred_at?",
+                   e.received_at AS "received_at?", e.payload AS "payload?", e.hops AS "hops?"
+            FROM store_epoch epoch
+            JOIN store_floor floor ON floor.name = 'events'
+            LEFT JOIN LATERAL (SELECT * FROM events WHERE seq > $1 ORDER BY seq LIMIT $2) e ON true
+            WHERE epoch.name = 'events'
+            ORDER BY e.seq
+            "#,
+            after,
+            limit,
+        )
+        .fetch_all(self.run(&mut reader))
+        .await?;
+        let bounds = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let positions = Positions {
+            epoch: bounds.epoch,
+            head: bounds.head,
+            floor: bounds.floor,
+        };
+        let examined = rows.last().and_then(|row| row.seq).unwrap_or(after);
+        let whole = rows.into_iter().filter(|row| row.ours == Some(true)).filter_map(|row| {
+            Some(EventRow {
+                id: row.id?,
+                seq: row.seq?,
+                event_type: row.event_type?,
+                version: row.version?,
+                source: row.source?,
+                actor: row.actor?,
+                on_behalf_of: row.on_behalf_of,
+                subject_type: row.subject_type?,
+                subject_id: row.subject_id?,
+                subject_revision: row.subject_revision,
+                trace_id: row.trace_id?,
+                priority: row.priority?,
+                visibility: row.visibility?,
+                occurred_at: row.occurred_at?,
+                received_at: row.received_at?,
+                payload: row.payload?,
+                hops: row.hops?,
+            })
+        });
+        Ok(Tail {
+            positions,
+            events: whole.filter_map(EventRow::read).collect(),
+            examined,
         })
     }
 
