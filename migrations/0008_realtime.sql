@@ -12,9 +12,10 @@ CREATE INDEX realtime_tickets_expired ON realtime_tickets (expires_at);
 CREATE INDEX events_withdrawals ON events (subject_id, seq)
     WHERE event_type = 'network.user.token_valid_after' AND source = 'network';
 
--- The first position after `after`, up to `upto`, of an event that was received at `since` or later; `upto` + 1 where there
--- is none. Events are received in the order of their positions, so the place is found by halving: some thirty looks at the
--- index, however long the history is.
+-- Where the events after `after`, up to `upto`, that were received at `since` or later begin: behind the last older one, or at
+-- `after` + 1 where there is none older, since a position that nothing holds is nothing missed; `upto` + 1 where all are older.
+-- Events are received in the order of their positions, so the place is found by halving: some thirty looks at the index,
+-- however long the history is.
 CREATE FUNCTION first_received_since(after bigint, upto bigint, since bigint) RETURNS bigint
     LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -26,10 +27,8 @@ DECLARE
 BEGIN
     -- Mostly somebody comes back after a moment, and has missed nothing that is older.
     SELECT seq, received_at INTO found_seq, found_at FROM events WHERE seq > low AND seq <= high ORDER BY seq LIMIT 1;
-    IF found_seq IS NULL THEN
-        RETURN upto + 1;
-    ELSIF found_at >= since THEN
-        RETURN found_seq;
+    IF found_seq IS NULL OR found_at >= since THEN
+        RETURN after + 1;
     END IF;
     low := found_seq;
     WHILE low < high LOOP

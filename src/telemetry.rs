@@ -332,6 +332,11 @@ impl HttpRequest {
         }
     }
 
+    /// Counts it out as if it had never come.
+    pub fn leave_out(&mut self) {
+        gauge!(HTTP_IN_FLIGHT).decrement(1);
+    }
+
     /// Counts it out: by the class of `status`, or as `aborted` when the caller went away before there was one.
     pub fn end(&mut self, status: Option<u16>) {
         gauge!(HTTP_IN_FLIGHT).decrement(1);

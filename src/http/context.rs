@@ -14,7 +14,7 @@ use crate::domain::trace::{Traceparent, is_request_id};
 use crate::problem::{ApiError, Rejection};
 use crate::telemetry;
 
-use super::stream;
+use super::server::Follows;
 
 /// The request id, in both directions.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-openvibe-request-id");
@@ -78,9 +78,11 @@ pub async fn edge(mut request: Request, next: Next) -> Response {
         response = written(&error, &context, response, head_only);
     }
     common_headers(&context, &mut response);
-    if let Some(counted) = &mut counted {
-        counted.finished(response.status().as_u16());
-    }
+    counted.outcome = match response.extensions().get::<Follows>() {
+        // A stream lasts for hours, and has figures of its own.
+        Some(_) => Outcome::Stream,
+        None => Outcome::Answer(response.status().as_u16()),
+    };
     response
 }
 
@@ -115,33 +117,39 @@ fn written(error: &ApiError, context: &RequestContext, refused: Response, head_o
     Response::from_parts(parts, Body::empty())
 }
 
-/// One request in the metrics, counted as aborted when it is dropped unanswered.
+/// One request in the metrics, counted when it is dropped.
 struct Counted {
     request: telemetry::HttpRequest,
-    status: Option<u16>,
+    outcome: Outcome,
+}
+
+/// What became of a request.
+enum Outcome {
+    /// Its caller went away before there was an answer.
+    Aborted,
+    /// An answer of this status.
+    Answer(u16),
+    /// A stream, which has begun.
+    Stream,
 }
 
 impl Counted {
-    fn start(request: &Request) -> Option<Self> {
+    fn start(request: &Request) -> Self {
         let route = request.extensions().get::<MatchedPath>();
-        // A stream lasts for hours.
-        if route.is_some_and(|route| route.as_str() == stream::PATH) {
-            return None;
-        }
-        Some(Self {
+        Self {
             request: telemetry::HttpRequest::start(request.method(), route),
-            status: None,
-        })
-    }
-
-    fn finished(&mut self, status: u16) {
-        self.status = Some(status);
+            outcome: Outcome::Aborted,
+        }
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.request.end(self.status);
+        match self.outcome {
+            Outcome::Aborted => self.request.end(None),
+            Outcome::Answer(status) => self.request.end(Some(status)),
+            Outcome::Stream => self.request.leave_out(),
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use crate::identity::{
 };
 use crate::problem::{ApiError, TicketFault, TokenFault};
 use crate::realtime::{self, Realtime, Viewer};
-use crate::store::SharedStore;
+use crate::store::{SharedStore, answered};
 
 use super::cors::{self, Origins};
 use super::fallback;
@@ -91,10 +91,12 @@ async fn open(State(streams): State<Arc<Streams>>, request: Request) -> Result<R
     let opening = streams.realtime.begin(slot, request).await?;
     // Last: whatever was refused before leaves the ticket good for another try.
     if let Some(ticket) = ticket
-        && !streams
-            .store
-            .spend_ticket(&ticket.id, Millis(ticket.expires_at_s * 1000))
-            .await?
+        && !answered(
+            streams
+                .store
+                .spend_ticket(&ticket.id, Millis(ticket.expires_at_s * 1000)),
+        )
+        .await?
     {
         return Err(ApiError::Ticket(TicketFault::Used));
     }
@@ -192,7 +194,11 @@ impl Streams {
 /// The last event that the client has had. What is no cursor is no position: the stream begins at the head.
 fn position(headers: &HeaderMap, query: &Query) -> Result<Option<Cursor>, ApiError> {
     let given = query.one("last_event_id").map_err(of_a_stream)?.unwrap_or_default();
-    let header = headers.get(LAST_EVENT_ID).filter(|value| !value.is_empty());
+    let mut named = headers.get_all(LAST_EVENT_ID).into_iter();
+    let header = named.next().filter(|value| !value.is_empty());
+    if named.next().is_some() {
+        return Err(ApiError::BadStream("Last-Event-ID must be sent once".into()));
+    }
     let text = header.map_or(given, |value| value.to_str().unwrap_or_default());
     Ok(text.trim().parse().ok())
 }

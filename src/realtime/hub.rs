@@ -15,7 +15,7 @@ use crate::store::{Heading, Positions, SharedStore, StoredEvent, valid_after};
 use crate::telemetry;
 
 use super::index::Index;
-use super::session::{End, Session};
+use super::session::{End, Pushed, Session};
 use super::{Settings, frame};
 
 /// The event that withdraws the sessions of a person.
@@ -194,9 +194,15 @@ impl Hub {
         if log.epoch == at.epoch && (at.floor..=at.head).contains(&after) {
             return true;
         }
-        (log.epoch, log.position) = (at.epoch, at.head);
+        let former = std::mem::replace(&mut log.epoch, at.epoch);
+        log.position = at.head;
         drop(log);
-        self.end_all(End::History);
+        for session in self.all() {
+            // One that was opened on the new history already goes on.
+            if session.epoch != at.epoch || former == at.epoch {
+                session.end(End::History);
+            }
+        }
         false
     }
 
@@ -240,13 +246,19 @@ impl Hub {
         let mut first: Vec<Arc<Session>> = Vec::new();
         let mut sent = 0;
         log.index.for_each(&event.envelope, |session| {
-            sent += 1;
             // Few followers have it at once, also where something that thousands follow waits for them.
             if first.len() < TURN {
                 if session.push(event.position, &frame) {
+                    sent += 1;
                     first.push(Arc::clone(session));
                 }
-            } else if session.push_in_turn(event.position, &frame) {
+                return;
+            }
+            let pushed = session.push_in_turn(event.position, &frame);
+            if pushed != Pushed::Past {
+                sent += 1;
+            }
+            if pushed == Pushed::ToList {
                 self.turns.waiting.lock().push_back(Arc::clone(session));
             }
         });
@@ -279,10 +291,13 @@ impl Hub {
 
     /// Ends every stream.
     pub(super) fn end_all(&self, why: End) {
-        let all: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
-        for session in all {
+        for session in self.all() {
             session.end(why);
         }
+    }
+
+    fn all(&self) -> Vec<Arc<Session>> {
+        self.sessions.lock().values().cloned().collect()
     }
 
     /// Writes to streams whose turn it is, a few at a time, and lets others run in between.

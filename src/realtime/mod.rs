@@ -15,9 +15,11 @@ mod stream;
 mod tail;
 mod viewer;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -40,6 +42,8 @@ pub use viewer::Viewer;
 
 /// How long a stream outlives the session that opened it.
 const GRACE: Duration = Duration::from_secs(30);
+/// The wait after a failure inside.
+const BEGIN_ANEW: Duration = Duration::from_millis(500);
 
 /// How streams are served.
 #[derive(Debug, Clone)]
@@ -83,10 +87,9 @@ impl Realtime {
     ) -> Result<Self, StoreError> {
         let at = answered(store.positions()).await?;
         let hub = Hub::new(store, settings, at, stop.clone());
-        let (tail, turns) = (tail::Tail::new(Arc::clone(&hub)), Arc::clone(&hub));
-        for task in [tail.follow().boxed(), async move { turns.take_turns().await }.boxed()] {
-            let stop = stop.clone();
-            tasks.spawn(async move { stop.run_until_cancelled(task).await });
+        for work in [follow, take_turns] {
+            let (hub, stop) = (Arc::clone(&hub), stop.clone());
+            tasks.spawn(async move { stop.run_until_cancelled(kept_up(&hub, work)).await });
         }
         let (ending, stop) = (Arc::clone(&hub), stop.clone());
         tasks.spawn(async move {
@@ -186,11 +189,30 @@ impl Opening {
             }
             Viewer::Anonymous | Viewer::Service => (0, None),
         };
-        let session = Arc::new(Session::new(hub.next_id(), viewer.audience(), topics, issued_at_ms));
+        let at = self.at;
+        let session = Session::new(hub.next_id(), viewer.audience(), topics, issued_at_ms, at.epoch);
+        let session = Arc::new(session);
         hub.enter(&session);
-        let (hub, at) = (Arc::clone(hub), self.at);
-        let replay = replay::replay(Arc::clone(&hub), Arc::clone(&session), self.start, at.epoch, at.head).boxed();
+        let hub = Arc::clone(hub);
+        let replay = replay::replay(Arc::clone(&hub), Arc::clone(&session), self.start, at.head).boxed();
         Stream::new(hub, session, frame::opening(viewer.label()), replay, ends_at, self.slot)
+    }
+}
+
+fn follow(hub: Arc<Hub>) -> BoxFuture<'static, ()> {
+    tail::Tail::new(hub).follow().boxed()
+}
+
+fn take_turns(hub: Arc<Hub>) -> BoxFuture<'static, ()> {
+    async move { hub.take_turns().await }.boxed()
+}
+
+/// Does work that has no end, also when it fails: then every stream ends, since what it was to get is in doubt.
+async fn kept_up(hub: &Arc<Hub>, work: fn(Arc<Hub>) -> BoxFuture<'static, ()>) {
+    while AssertUnwindSafe(work(Arc::clone(hub))).catch_unwind().await.is_err() {
+        tracing::error!("live streams failed inside; all end, and begin anew");
+        hub.end_all(End::Failed);
+        tokio::time::sleep(BEGIN_ANEW).await;
     }
 }
 

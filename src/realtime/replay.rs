@@ -3,9 +3,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use tokio::time::sleep;
 
 use crate::domain::cursor::Cursor;
 use crate::domain::envelope::Visibility;
@@ -22,15 +24,12 @@ const PAGE: (i64, i64) = (100, 64 * 1024);
 const ROWS_PER_EVENT: i64 = 50;
 /// What is committed while a stream reads history is no part of its replay; it has a limit of its own.
 const CATCH_UP_MAX: i64 = 1_000;
+/// How often a stream of another history than the one that is followed looks again, and how long it waits in between.
+const LOOKS_MAX: u32 = 60;
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// The frames of a stream until it is live. A reader that takes nothing makes nothing be read.
-pub(super) fn replay(
-    hub: Arc<Hub>,
-    session: Arc<Session>,
-    start: Start,
-    epoch: i64,
-    head: i64,
-) -> impl Stream<Item = Frame> {
+pub(super) fn replay(hub: Arc<Hub>, session: Arc<Session>, start: Start, head: i64) -> impl Stream<Item = Frame> {
     let limit = i64::from(hub.settings.replay_max);
     let replay = Replay {
         frames: start.gaps.iter().map(Gap::frame).collect(),
@@ -40,7 +39,7 @@ pub(super) fn replay(
         rows_left: limit * ROWS_PER_EVENT,
         public_from: start.public_from,
         is_done: false,
-        epoch,
+        looks_left: LOOKS_MAX,
         hub,
         session,
     };
@@ -50,7 +49,8 @@ pub(super) fn replay(
 struct Replay {
     hub: Arc<Hub>,
     session: Arc<Session>,
-    epoch: i64,
+    /// How often it still waits until the log is followed where it was opened.
+    looks_left: u32,
     /// Read and not yet taken.
     frames: VecDeque<Frame>,
     /// Everything up to here was read.
@@ -88,7 +88,7 @@ impl Replay {
             return self.read().await;
         }
         let at = Cursor {
-            epoch: self.epoch,
+            epoch: self.session.epoch,
             position: self.at,
         };
         match self.hub.join(&self.session, at) {
@@ -101,6 +101,12 @@ impl Replay {
                 self.upto = position;
                 self.events_left = CATCH_UP_MAX;
                 self.rows_left = CATCH_UP_MAX * ROWS_PER_EVENT;
+            }
+            // Opened on a new history before the log is followed there, which is a matter of one look.
+            Err(NotYet::Elsewhere) if self.looks_left > 0 => {
+                self.looks_left -= 1;
+                self.hub.bell.ring();
+                sleep(LOOK_AGAIN).await;
             }
             Err(NotYet::Elsewhere) => self.session.end(End::History),
         }
@@ -136,7 +142,7 @@ impl Replay {
             let _turn = self.hub.readers.acquire().await.expect("nobody closes the semaphore");
             answered(self.hub.store.history(&request)).await?
         };
-        if history.positions.epoch != self.epoch {
+        if history.positions.epoch != self.session.epoch {
             self.session.end(End::History);
             return Ok(());
         }
@@ -147,7 +153,7 @@ impl Replay {
         for event in history.events.iter().filter(|event| event.position > self.at) {
             if self.is_wanted(event) {
                 let cursor = Cursor {
-                    epoch: self.epoch,
+                    epoch: self.session.epoch,
                     position: event.position,
                 };
                 self.frames.push_back(frame::event(cursor, &event.envelope));

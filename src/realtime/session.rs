@@ -60,6 +60,8 @@ pub(super) struct Session {
     pub(super) topics: Vec<TopicPattern>,
     /// When what it was opened with was issued, in milliseconds since 1970; of people only.
     pub(super) issued_at_ms: i64,
+    /// The history that it is read from.
+    pub(super) epoch: i64,
     queue: Mutex<Queue>,
     /// Told when its task has to look.
     attention: Notify,
@@ -87,17 +89,29 @@ struct Queue {
     end: Option<End>,
 }
 
+/// What became of the frame of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pushed {
+    /// It lies in the past of the stream, or in nobody's future.
+    Past,
+    /// It was added to a stream that waits for its turn already.
+    Listed,
+    /// It was added, and the stream has to be given a turn.
+    ToList,
+}
+
 /// The socket of a stream failed: its client has gone.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Broken;
 
 impl Session {
-    pub(super) fn new(id: u64, audience: Audience, topics: Vec<TopicPattern>, issued_at_ms: i64) -> Self {
+    pub(super) fn new(id: u64, audience: Audience, topics: Vec<TopicPattern>, issued_at_ms: i64, epoch: i64) -> Self {
         Self {
             id,
             audience,
             topics,
             issued_at_ms,
+            epoch,
             queue: Mutex::new(Queue {
                 frames: VecDeque::new(),
                 bytes: 0,
@@ -133,13 +147,17 @@ impl Session {
         self.is_added(added)
     }
 
-    /// Adds the frame of an event; answers whether it did, and the stream does not wait for its turn yet. From then on it does.
-    pub(super) fn push_in_turn(&self, position: i64, frame: &Frame) -> bool {
+    /// Adds the frame of an event and has the stream wait for its turn to be written.
+    pub(super) fn push_in_turn(&self, position: i64, frame: &Frame) -> Pushed {
         let mut queue = self.queue.lock();
         let added = queue.push(position, frame);
-        let is_new = added == Ok(true) && !std::mem::replace(&mut queue.is_listed, true);
+        let was_listed = added == Ok(true) && std::mem::replace(&mut queue.is_listed, true);
         drop(queue);
-        self.is_added(added) && is_new
+        match self.is_added(added) {
+            true if was_listed => Pushed::Listed,
+            true => Pushed::ToList,
+            false => Pushed::Past,
+        }
     }
 
     fn is_added(&self, added: Result<bool, TooFarBehind>) -> bool {
@@ -323,7 +341,7 @@ mod tests {
     use super::*;
 
     fn session() -> Session {
-        Session::new(1, Audience::Anyone, Vec::new(), 0)
+        Session::new(1, Audience::Anyone, Vec::new(), 0, 0)
     }
 
     fn frame(text: &str) -> Frame {
@@ -344,12 +362,17 @@ mod tests {
         assert!(!session.push(5, &frame("history")));
         assert!(session.push(6, &frame("six ")));
         assert!(!session.push(6, &frame("six again ")));
-        assert!(session.push_in_turn(8, &frame("eight ")));
+        assert_eq!(session.push_in_turn(8, &frame("eight ")), Pushed::ToList);
         let (socket, mut reader) = pair().await;
         session.write_to(socket);
-        assert!(!session.push_in_turn(9, &frame("nine ")), "one turn is enough for both");
+        assert_eq!(
+            session.push_in_turn(9, &frame("nine ")),
+            Pushed::Listed,
+            "one turn is enough for both"
+        );
         session.take_turn();
-        assert!(session.push_in_turn(10, &frame("ten")));
+        assert_eq!(session.push_in_turn(10, &frame("ten")), Pushed::ToList);
+        assert_eq!(session.push_in_turn(10, &frame("ten")), Pushed::Past);
         session.take_turn();
         let mut read = [0; 18];
         reader.read_exact(&mut read).await.unwrap();

@@ -100,13 +100,14 @@ impl Stream {
     /// acknowledges nothing any more.
     fn bound(&self, socket: &TcpStream) {
         let socket = SockRef::from(socket);
-        let bounded = socket.set_send_buffer_size(SYSTEM_BUFFER);
+        let buffer = socket.set_send_buffer_size(SYSTEM_BUFFER);
         // The system counts a reader that takes nothing among those that vanished: it has its patience first. Other
         // systems have no such setting; there it is noticed when its socket is full.
         #[cfg(target_os = "linux")]
-        let bounded =
-            bounded.and_then(|()| socket.set_tcp_user_timeout(Some(self.patience() + self.hub.settings.heartbeat)));
-        if let Err(error) = bounded {
+        let vanished = socket.set_tcp_user_timeout(Some(self.patience() + self.hub.settings.heartbeat));
+        #[cfg(not(target_os = "linux"))]
+        let vanished = Ok(());
+        if let Err(error) = buffer.and(vanished) {
             tracing::debug!("a stream costs more than its share when its client stops reading: {error}");
         }
     }
@@ -150,16 +151,14 @@ impl Stream {
                 },
                 () = &mut cut => return Some(Over::Cut),
             }
-            match socket.try_write(&bytes) {
-                Ok(count) => bytes.advance(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => return Some(Over::Left),
+            if write_some(socket, &mut bytes).is_err() {
+                return Some(Over::Left);
             }
         }
         None
     }
 
-    /// What comes next before the live part, which has come when there is nothing, as has the end by our doing.
+    /// What comes next before the live part; nothing when that has come, or the stream is over by our doing.
     async fn next(&mut self, socket: &TcpStream) -> Result<Option<Frame>, Over> {
         let session = Arc::clone(&self.session);
         let over = over(&session, self.ends_at);
@@ -257,14 +256,10 @@ impl Stream {
     async fn finish(&mut self, socket: &TcpStream) -> io::Result<()> {
         let mut last = self.session.rest_of_a_frame();
         last.extend_from_slice(frame::LAST_CHUNK);
-        let mut last = &last[..];
+        let mut last = Bytes::from(last);
         while !last.is_empty() {
             socket.writable().await?;
-            match socket.try_write(last) {
-                Ok(count) => last = &last[count..],
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
+            write_some(socket, &mut last)?;
         }
         Ok(())
     }
@@ -275,6 +270,16 @@ impl Drop for Stream {
         self.hub.leave(&self.session);
         telemetry::stream_ended(self.session.ended());
     }
+}
+
+/// Writes as much as the socket takes now, and leaves the rest.
+fn write_some(socket: &TcpStream, bytes: &mut Bytes) -> io::Result<()> {
+    match socket.try_write(bytes) {
+        Ok(count) => bytes.advance(count),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 /// Waits until the stream is over by our doing, which it is when what it was opened with ends.

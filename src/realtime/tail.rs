@@ -106,15 +106,17 @@ impl Tail {
         while !self.wanted.is_empty() {
             let some: Vec<i64> = self.wanted.iter().take(LOADED).copied().collect();
             let events = answered(hub.store.events_of(&some)).await?;
-            for event in &events {
-                hub.hand_out(event);
-            }
             let mut came = events.iter().map(|event| event.position);
-            if let Some(missing) = some.iter().find(|position| came.next() != Some(**position))
+            let missing = some.iter().find(|position| came.next() != Some(**position));
+            // Nothing is sent from behind a gap that nobody was told of.
+            if let Some(missing) = missing
                 && !hub.goes_on(missing - 1, answered(hub.store.positions()).await?)
             {
                 self.wanted.clear();
                 return Ok(());
+            }
+            for event in &events {
+                hub.hand_out(event);
             }
             self.wanted.drain(..some.len());
         }

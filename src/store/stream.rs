@@ -10,8 +10,9 @@ use super::{Positions, Store, StoreError, StoredEvent};
 
 /// Rows that one page of history examines at most, whatever matches.
 pub const HISTORY_ROWS_MAX: i64 = 5_000;
-/// Withdrawals of one person that are looked at; the newest counts, and they come in order.
-const WITHDRAWALS_MAX: i64 = 20;
+/// Withdrawals of one person that are looked at, from the newest on. The latest moment counts, which an older one may name:
+/// they can come late.
+const WITHDRAWALS_MAX: i64 = 1_000;
 /// Used tickets that are removed at a time.
 const TICKETS_BATCH: i64 = 1_000;
 

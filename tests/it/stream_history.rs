@@ -273,3 +273,84 @@ async fn what_is_pruned_while_a_reader_takes_its_history_is_told() {
     }
     assert_eq!((at, gaps), (head, 1));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_is_opened_right_after_a_restore_goes_from_its_gap_into_what_is_live() {
+    let (database, network) = tokio::join!(Database::create(), Network::start());
+    let services = start_many(&database, &network, 2, &[]).await;
+    let mut last = publish(services[0].client(), 3).await.remove(2);
+    // Somebody is there, so that the log is followed.
+    let _others = everybody(&services, &last).await;
+    for service in &services {
+        sql(database.pool(), "UPDATE store_epoch SET value = value + 1").await;
+        let request = ask(service.client(), TOPICS, Some(&reader()));
+        let mut stream = Sse::open(after(request, Some(&last))).await.expect("a stream");
+        assert_eq!(stream.gap().await["reason"], "epoch");
+        for _ in 0..number(database.pool(), "SELECT count(*) FROM events").await {
+            stream.event().await;
+        }
+        last = publish(services[0].client(), 1).await.remove(0);
+        stream.event().await;
+        assert_eq!(stream.last_cursor(), last);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn public_events_of_before_the_window_are_told_and_a_hole_is_no_gap() {
+    let (database, network) = tokio::join!(Database::create(), Network::start());
+    let service = Service::start(&database, &network, &[]).await;
+    let client = service.client();
+    let cursors = publish(client, 4).await;
+    // What a publish that was rolled back, or a fail-over, leaves behind.
+    sql(
+        database.pool(),
+        "SELECT setval('event_positions', nextval('event_positions') + 5000)",
+    )
+    .await;
+    let later = publish(client, 2).await;
+    let resumed = async |from: &str, token: Option<&str>| {
+        Sse::open(after(ask(client, TOPICS, token), Some(from)))
+            .await
+            .expect("a stream")
+    };
+    for token in [None, Some(reader())] {
+        let mut stream = resumed(&cursors[3], token.as_deref()).await;
+        for cursor in &later {
+            stream.event().await;
+            assert_eq!(stream.last_cursor(), cursor);
+        }
+    }
+
+    // Three are older than what browsers get again.
+    let third = position_of(&cursors[2]).expect("a cursor");
+    let old = format!("UPDATE events SET received_at = received_at - 400000 WHERE seq <= {third}");
+    sql(database.pool(), &old).await;
+    let mut anyone = resumed(&cursor_of(0, 0), None).await;
+    let gap = anyone.gap().await;
+    assert_eq!(gap["reason"], "public_window", "{gap}");
+    assert_eq!(
+        (gap["from_seq"].as_i64(), gap["to_seq"].as_i64()),
+        (Some(1), Some(third)),
+        "{gap}"
+    );
+    assert_eq!(
+        (gap["window_seconds"].as_i64(), gap["latest_seq"].as_i64()),
+        (Some(300), position_of(&later[1]))
+    );
+    for cursor in [&cursors[3], &later[0], &later[1]] {
+        anyone.event().await;
+        assert_eq!(anyone.last_cursor(), cursor);
+    }
+    let mut service = resumed(&cursor_of(0, 0), Some(&reader())).await;
+    for cursor in cursors.iter().chain(&later) {
+        service.event().await;
+        assert_eq!(service.last_cursor(), cursor);
+    }
+    // All of them are.
+    sql(database.pool(), "UPDATE events SET received_at = received_at - 400000").await;
+    let mut anyone = resumed(&cursor_of(0, 0), None).await;
+    assert_eq!(anyone.gap().await["to_seq"].as_i64(), position_of(&later[1]));
+    let fresh = publish(client, 1).await.remove(0);
+    anyone.event().await;
+    assert_eq!(anyone.last_cursor(), fresh);
+}

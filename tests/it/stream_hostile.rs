@@ -344,3 +344,46 @@ async fn no_level_of_the_log_has_a_ticket_a_token_or_a_query() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_nobody_in_particular_may_follow_nobody_does() {
+    let (service, _network, _database) = process(&[("REALTIME_ALLOW_ANONYMOUS", "false")]).await;
+    let client = service.client();
+    let expired = TokenSpec::person(&id("usr")).shifted(-4000).sign();
+    for request in [
+        ask(client, TOPICS, None),
+        ask(client, TOPICS, None).header("Cookie", format!("ov_token={expired}")),
+    ] {
+        assert_problem(&Sse::open(request).await.expect_err("a refusal"), 401, "token.missing");
+    }
+    let person = TokenSpec::person(&id("usr")).sign();
+    Sse::of(client, TOPICS, Some(&person)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_position_that_is_sent_twice_is_refused_and_refusals_are_counted() {
+    let (service, _network, _database) = process(&[]).await;
+    let client = service.client();
+    let stream = Sse::of(client, TOPICS, None).await;
+    let twice = ask(client, TOPICS, None)
+        .header("Last-Event-ID", cursor_of(0, 1))
+        .header("Last-Event-ID", cursor_of(0, 2));
+    assert_problem(
+        &Sse::open(twice).await.expect_err("a refusal"),
+        400,
+        "realtime.bad_request",
+    );
+    let metrics = client.get("/metrics", None).await.text;
+    let counted = |class: &str| {
+        let labels = format!("route=\"/realtime/stream\",status_class=\"{class}\"}} ");
+        let line = metrics
+            .lines()
+            .find(|line| line.starts_with("http_requests_total") && line.contains(&labels));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+    };
+    assert_eq!(
+        (counted("4xx"), counted("2xx"), counted("aborted")),
+        (Some(1), None, None)
+    );
+    drop(stream);
+}

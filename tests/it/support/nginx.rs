@@ -60,7 +60,7 @@ impl Nginx {
             .map(|name| format!("{name}_temp_path {};\n", own(name)))
             .collect();
         let whole = format!(
-            "daemon off;\nmaster_process off;\npid {};\nerror_log {} info;\nevents {{ worker_connections 512; }}\n\
+            "daemon off;\nmaster_process off;\npid {};\nerror_log {} info;\nevents {{ worker_connections 4096; }}\n\
              http {{\naccess_log off;\n{temporary}{}\n{site}\n}}\n",
             own("pid"),
             own("main.error.log"),
