@@ -16,6 +16,10 @@ cd "$root"
 case ${1:-} in -h | --help) usage; exit ;; esac
 
 need_rust
+# A name that is misspelt would otherwise run nothing and pass.
+if [ $# -eq 1 ] && [ "${1#-}" = "$1" ] && listed=$(cargo test --workspace --locked "$1" -- --list); then
+  case $listed in *': test'*) ;; *) die "no test has '$1' in its name: cargo test --workspace -- --list shows the names" ;; esac
+fi
 # Servers of this run only: two runs at once, or one beside `services.sh up`, do not meet.
 export OV_STATE_DIR="$root/.dev/test-$$"
 clean_up() {

@@ -69,7 +69,10 @@ impl TokenFault {
                 "token.wrong_issuer",
                 "the token comes from another issuer than this service trusts",
             ),
-            Self::WrongAudience => ("token.wrong_audience", "the token's aud does not name this service"),
+            Self::WrongAudience => (
+                "token.wrong_audience",
+                "the token's aud does not name this service; ask for one that is meant for it",
+            ),
             Self::InvalidClaims => (
                 "token.invalid_claims",
                 "the token's claims do not describe a service or app this service accepts",

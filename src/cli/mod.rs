@@ -75,13 +75,17 @@ fn refused(mistakes: &dyn std::fmt::Display) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Says on standard error why a command failed, with every cause.
+/// Says on standard error why a command failed, with every cause, each said once.
 fn failed(error: &dyn std::error::Error) -> ExitCode {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
+        let own = error.to_string();
+        // Some errors end with the words of their cause.
+        if !text.ends_with(&own) {
+            text.push_str(": ");
+            text.push_str(&own);
+        }
         cause = error.source();
     }
     eprintln!("openvibe-events: {text}");

@@ -481,6 +481,8 @@ fn a_map_that_would_leak_a_namespace_is_refused() {
     let errors =
         read(&[("EVENTS_SOURCE_PREFIXES", r#"{"Live": ["live."], "app": ["app."]}"#)]).expect_err("two mistakes");
     assert_eq!(errors.0.len(), 2, "{errors}");
+    let message = refused(&[("EVENTS_SOURCE_PREFIXES", "{nope")]);
+    assert!(message.contains("is wrong: it is not valid JSON"), "{message}");
     // Only the map decides whether a shared prefix clashes; while the map is wrong, nothing is said about that.
     assert!(
         refused(&[
@@ -502,6 +504,19 @@ fn a_map_replaces_the_built_in_one_and_keeps_what_is_shared() {
     assert!(sources.may_publish("media-hub", "storage.object.stored").is_ok());
     assert!(sources.may_publish("media-hub", "provider.status.changed").is_err());
     assert!(sources.may_publish("live", "live.stream.started").is_err());
+}
+
+#[test]
+fn a_misspelt_level_is_no_filter() {
+    for filter in ["info", "WARN", "off", "info,sqlx=warn", "openvibe_events=debug"] {
+        assert_eq!(good(&[("EVENTS_LOG", filter)]).log_filter, filter);
+    }
+    for filter in ["inof", "inof,sqlx", "sqlx=warm"] {
+        assert!(
+            refused(&[("EVENTS_LOG", filter)]).contains("error, warn, info, debug, trace"),
+            "{filter}"
+        );
+    }
 }
 
 #[test]

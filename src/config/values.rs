@@ -100,9 +100,14 @@ pub(super) fn jitter(text: &str) -> Result<f64, Refusal> {
 }
 
 pub(super) fn log_filter(text: &str) -> Result<String, Refusal> {
+    // A misspelt level would be read as the name of a module, and nothing else would be logged.
+    let has_level = text
+        .split(',')
+        .filter_map(|part| part.rsplit('=').next())
+        .any(|word| word.trim().parse::<tracing_subscriber::filter::LevelFilter>().is_ok());
     match tracing_subscriber::EnvFilter::try_new(text) {
-        Ok(_) => Ok(text.to_owned()),
-        Err(_) => Err(must(
+        Ok(_) if has_level => Ok(text.to_owned()),
+        _ => Err(must(
             "be error, warn, info, debug, trace, or a filter such as info,sqlx=warn",
         )),
     }

@@ -326,7 +326,17 @@ impl Reader {
             if !known.contains(&name) {
                 self.errors.push(FieldError::new(
                     at_or_root(at),
-                    format!("{name:?} is no member of a policy"),
+                    match at {
+                        "" => format!(
+                            "{name:?} is no member of a policy (known members: {})",
+                            known.join(", ")
+                        ),
+                        _ => format!(
+                            "{name:?} is no member of {} (known members: {})",
+                            &at[1..],
+                            known.join(", ")
+                        ),
+                    },
                 ));
             } else if members.iter().take(index).any(|(earlier, _)| earlier == name) {
                 self.fault(at, name, "is given more than once");

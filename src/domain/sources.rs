@@ -87,7 +87,8 @@ impl SourceMap {
     /// Reads `{"<source>": ["<prefix>", …], …}`. The map replaces the built-in one and shares nothing until
     /// [`SourceMap::with_shared`] says so. Every mistake is reported.
     pub fn from_json(text: &str) -> Result<Self, Vec<String>> {
-        let document = check_document(text.as_bytes()).map_err(|fault| vec![fault.to_string()])?;
+        let document =
+            check_document(text.as_bytes()).map_err(|fault| vec![fault.to_string().replacen("the body", "it", 1)])?;
         let members = Members::parse(document).ok_or_else(|| vec!["it must be a JSON object".to_owned()])?;
         let (mut owned, mut namespaces, mut faults) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         for (source, prefixes) in members.iter() {

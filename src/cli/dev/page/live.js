@@ -81,7 +81,7 @@ async function open() {
   const mine = turn;
   const isPerson = follow.who.value === "person";
   const url = new URL("/realtime/stream", location.href);
-  url.searchParams.set("topics", follow.topics.value);
+  url.searchParams.set("topics", follow.topics.value.replace(/\s/g, ""));
   if (cursor) url.searchParams.set("last_event_id", cursor);
   say("opening", "opening");
   try {
