@@ -114,6 +114,13 @@ impl Fault {
             refused: false,
         }
     }
+
+    fn defect() -> Self {
+        Self {
+            cause: "it failed by a defect".to_owned(),
+            refused: false,
+        }
+    }
 }
 
 impl From<SignalError> for Fault {
@@ -269,6 +276,12 @@ impl Guard {
 
     /// Leaves signals to be sent; they are sent soon or never, and nobody waits for it.
     pub(super) fn push(&self, class: Class, signals: impl IntoIterator<Item = Signal>) {
+        if self.switches().by_configuration {
+            // Nobody sends them. Not even the floor, which others leave theirs to.
+            let dropped = signals.into_iter().count() as u64;
+            telemetry::carrier_dropped(self.id(), telemetry::Dropped::NotUsable, dropped);
+            return;
+        }
         let dropped = self.pending.push(class, signals);
         if dropped > 0 {
             telemetry::carrier_dropped(self.id(), telemetry::Dropped::QueueFull, dropped);
@@ -441,12 +454,9 @@ impl Guard {
         };
         let started = Instant::now();
         self.state.lock().calling_since = Some(self.now());
-        let sent = timeout(self.deadline(), self.carrier.signal(class, signals)).await;
+        let sent = self.called(self.carrier.signal(class, signals)).await;
         let took = started.elapsed();
-        let outcome = match sent {
-            Ok(sent) => sent.map(|()| took).map_err(Fault::from),
-            Err(_elapsed) => Err(Fault::no_answer()),
-        };
+        let outcome = sent.map(|()| took);
         let taken = outcome.is_ok();
         telemetry::carrier_signals(self.id(), class, taken, signals.len() as u64, took);
         if taken && self.carrier.operations().is_none() {
@@ -454,6 +464,15 @@ impl Guard {
         }
         self.ended(permit, Asked::Signals(class), outcome);
         taken
+    }
+
+    /// What a call came to in time. One that fails by a defect ends no more than itself.
+    async fn called<T>(&self, call: impl Future<Output = Result<T, SignalError>>) -> Result<T, Fault> {
+        match timeout(self.deadline(), AssertUnwindSafe(call).catch_unwind()).await {
+            Ok(Ok(answer)) => answer.map_err(Fault::from),
+            Ok(Err(_panic)) => Err(Fault::defect()),
+            Err(_elapsed) => Err(Fault::no_answer()),
+        }
     }
 
     /// Where doubts about a class are kept: all classes of the floor are one statement.
@@ -541,15 +560,14 @@ impl Guard {
             }
             let Some(permit) = self.permit(None) else { continue };
             let started = Instant::now();
-            let outcome = match timeout(self.deadline(), self.carrier.probe()).await {
-                Ok(Ok(Probed::Answered)) => Ok(started.elapsed()),
-                Ok(Ok(Probed::Nothing)) => {
+            let outcome = match self.called(self.carrier.probe()).await {
+                Ok(Probed::Answered) => Ok(started.elapsed()),
+                Ok(Probed::Nothing) => {
                     // There is nothing to ask, so a breaker's trial must be a signal.
                     self.answers_probes.store(false, Ordering::Relaxed);
                     return;
                 }
-                Ok(Err(error)) => Err(error.into()),
-                Err(_elapsed) => Err(Fault::no_answer()),
+                Err(fault) => Err(fault),
             };
             self.ended(permit, Asked::Probe, outcome);
         }
@@ -663,6 +681,8 @@ mod tests {
         Answers,
         Refuses,
         Hangs,
+        /// The carrier has a defect.
+        Panics,
         /// It is no use asking.
         Absent,
     }
@@ -673,6 +693,7 @@ mod tests {
                 Self::Answers | Self::Absent => Ok(()),
                 Self::Refuses => Err(SignalError::Refused("full".into())),
                 Self::Hangs => std::future::pending().await,
+                Self::Panics => panic!("a defect of a carrier"),
             }
         }
     }
@@ -929,5 +950,29 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(wait)).await;
             assert_eq!(running.guard.health(), silent, "{wait}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_whose_calls_fail_by_a_defect_is_left_alone_and_comes_back_by_itself() {
+        let running = Running::of("valkey-v1");
+        running.far(Far::Panics, Far::Panics);
+        for _ in 0..5 {
+            running.push(Duration::from_millis(300)).await;
+        }
+        assert_eq!(running.guard.health(), Health::breaker_open("valkey-v1"));
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        running.far(Far::Answers, Far::Answers);
+        let many = || running.guard.try_out(Class::Queue, [signal()]);
+        assert!(running.closes_within(70, many).await);
+        running.push(Duration::from_millis(300)).await;
+        assert_eq!(running.guard.snapshot().waiting, 0, "signals are sent again");
+    }
+
+    #[test]
+    fn nothing_waits_for_one_that_the_environment_leaves_out() {
+        let (guard, _fake) = guard(FLOOR, Fake::default(), 250.0, &ClaimTimes::new());
+        guard.switches.send_modify(|switches| switches.by_configuration = true);
+        guard.push(Class::Queue, [signal()]);
+        assert_eq!(guard.snapshot().waiting, 0, "nobody sends it, ever");
     }
 }

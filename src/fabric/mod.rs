@@ -239,17 +239,19 @@ impl Fabric {
             let Some(guard) = self.route(first.choice.class, route, &decision.route) else {
                 continue;
             };
-            guard.push(first.choice.class, signals());
-            let cards = self.cards.load();
-            let usable = |other: &&Arc<Guard>| other.id() == carrier || cards.get(other.descriptor.rate_card).is_some();
-            for other in self
-                .guards
-                .iter()
-                .filter(|other| other.id() != guard.id())
-                .filter(usable)
-            {
-                other.try_out(first.choice.class, signals());
-            }
+            self.send(guard, first.choice.class, carrier, signals);
+        }
+    }
+
+    /// Leaves signals to one carrier, and one of them to each that only a signal can show to work again. One without a
+    /// price is never chosen, so it is left alone unless it is `named`.
+    fn send<S: Iterator<Item = Signal>>(&self, guard: &Guard, class: Class, named: &str, signals: impl Fn() -> S) {
+        guard.push(class, signals());
+        let cards = self.cards.load();
+        let usable = |other: &&Arc<Guard>| other.id() == named || cards.get(other.descriptor.rate_card).is_some();
+        let others = self.guards.iter().filter(|other| other.id() != guard.id());
+        for other in others.filter(usable) {
+            other.try_out(class, signals());
         }
     }
 
@@ -257,12 +259,12 @@ impl Fabric {
     pub fn news(&self, newest: &EventId) {
         let now = (self.clock)();
         let decision = planner::decide(&NEWS, &self.market.load(), None, now.0);
+        let news = || Signal {
+            event_id: newest.to_string(),
+            subscription_id: None,
+        };
         if let Some(guard) = self.guard(&decision.route) {
-            let news = Signal {
-                event_id: newest.to_string(),
-                subscription_id: None,
-            };
-            guard.push(NEWS.class, [news]);
+            self.send(guard, NEWS.class, guard.id(), || std::iter::once_with(news));
         }
     }
 
@@ -271,12 +273,12 @@ impl Fabric {
         let market = self.market.load();
         let now = (self.clock)();
         let decision = planner::decide(&planner::Intent::DEFAULT, &market, None, now.0);
-        let signals = subscriptions.iter().map(|id| Signal {
+        let signal = |id: &SubscriptionId| Signal {
             event_id: ANY_EVENT.to_owned(),
             subscription_id: Some(id.to_string()),
-        });
+        };
         if let Some(guard) = self.guard(&decision.route) {
-            guard.push(Class::Queue, signals);
+            self.send(guard, Class::Queue, guard.id(), || subscriptions.iter().map(signal));
         }
     }
 

@@ -79,13 +79,15 @@ impl Group<'_> {
             ), known AS MATERIALIZED (
                 SELECT w.ordinal, last.id
                 FROM wanted w
+                LEFT JOIN delivery_policies f ON f.pattern = w.pattern AND f.revision = w.revision
                 CROSS JOIN LATERAL (
-                    SELECT p.id, p.carrier FROM delivery_placements p
+                    SELECT p.id, p.carrier, p.decided_at FROM delivery_placements p
                     WHERE p.carrier_class = w.class AND p.policy_pattern IS NOT DISTINCT FROM w.pattern
                       AND p.policy_revision = w.revision AND p.ordering_key IS NULL
                     ORDER BY p.decided_at DESC, p.id DESC LIMIT 1
                 ) last
-                WHERE last.carrier = w.carrier
+                -- One that was removed and written again has the revision of the one before, and asks for something else.
+                WHERE last.carrier = w.carrier AND last.decided_at >= coalesce(f.updated_at, 0)
             ), new AS (
                 INSERT INTO delivery_placements (
                     carrier_class, policy_pattern, policy_revision, carrier, result, decided_at, used_at
@@ -201,6 +203,10 @@ impl Store {
             FROM delivery_placements
             WHERE carrier_class = $1 AND (ordering_key IS NULL OR ordering_key = $4)
               AND policy_pattern IS NOT DISTINCT FROM $2 AND policy_revision = $3
+              -- What was decided for one that was removed since is not about the one that has its revision now.
+              AND decided_at >= coalesce(
+                (SELECT f.updated_at FROM delivery_policies f WHERE f.pattern = $2 AND f.revision = $3), 0
+              )
             ORDER BY ordering_key IS NULL, decided_at DESC, id DESC
             LIMIT 1
             "#,

@@ -6,10 +6,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::{
-    api_world::{Site, operator},
+    api_world::{Site, operator, send},
     fabric_world::{
-        Pair, QUICK, candidate, carriers, explain, explain_delivery, keyed, median, number, reason, subscribe, switch,
-        topic,
+        Pair, QUICK, candidate, carriers, explain, explain_delivery, keyed, median, number, put_policy, reason,
+        subscribe, switch, topic,
     },
     support::{
         client::{Client, assert_problem},
@@ -253,6 +253,43 @@ async fn a_replay_places_deliveries_by_the_policy_in_force_and_puts_the_decision
             (&json!(carrier), &json!(1)),
             "{placed}"
         );
+    }
+}
+
+#[tokio::test]
+async fn a_policy_that_is_removed_and_written_again_is_decided_for_anew() {
+    const TYPE: &str = "live.again.here";
+    const PATTERN: &str = "live.again.*";
+    let site = Site::own(2, &[]).await;
+    let subscription = subscribe(site.one(), TYPE, "http://127.0.0.1:9/again").await;
+    let policy = |objective: &str| {
+        json!({
+            "class": "domain", "durability": "optional", "delivery_semantics": "at_least_once",
+            "routing": { "objective": objective },
+        })
+    };
+    for objective in ["balanced", "cheapest", "latency_first"] {
+        put_policy(site.one(), PATTERN, &policy(objective)).await;
+        let wanted = match objective {
+            "latency_first" => "lowest-latency",
+            other => other,
+        };
+        let explained = explain(site.one(), TYPE, None).await;
+        assert_eq!(
+            explained["last_decision"],
+            Value::Null,
+            "none for {objective} yet: its revision is that of the one before"
+        );
+        for client in [site.one(), site.two()] {
+            let event = envelope("live").event_type(TYPE);
+            client.publish(&event).await.expect(201);
+            let explained = explain_delivery(site.one(), &event, &subscription).await;
+            let decision = &explained["decision"]["result"];
+            assert_eq!(decision["objective"], wanted, "{explained}");
+        }
+        let path = format!("/api/v1/delivery-policies/{PATTERN}");
+        let removed = send(site.one(), "DELETE", &path, Some(&operator()), String::new()).await;
+        assert_eq!(removed.status, 204, "{}", removed.text);
     }
 }
 

@@ -3,11 +3,15 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
 use crate::{
     fabric_world::{
         BACK, Pair, QUICK, TOLD, carrier, explain, keyed, median, metric, number, put_policy, reason, selects, speak,
-        subject_of, subscribe_with, url,
+        subject_of, subscribe_with, topic, url,
     },
     support::{
         broker::Broker,
@@ -422,6 +426,39 @@ async fn a_server_that_answers_and_takes_no_signals_is_excluded_until_it_takes_o
     pair.publish_until(&ledger, event, pair.selects(TYPE, ID, BACK)).await;
     ledger.settle(&pair.receiver, SOON).await;
     pair.all_sent_once(ledger.len() + 1, SOON).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_was_busy_is_used_again_where_nothing_but_news_is_sent() {
+    let broker = Broker::valkey().await;
+    let pair = Pair::start(&[("VALKEY_URL", &url("redis", broker.address()))]).await;
+    topic(pair.client(), TYPE).await;
+    pair.selects(TYPE, ID, SOON).await;
+    // Logged in before, since that is refused as well while a script does not end.
+    let mut operators = Vec::new();
+    for _ in 0..2 {
+        let mut line = TcpStream::connect(broker.address()).await.expect("the broker answers");
+        let login = b"AUTH admin admin\r\nCONFIG SET busy-reply-threshold 1\r\n";
+        line.write_all(login).await.expect("sent");
+        line.read_exact(&mut [0; 10]).await.expect("done, twice");
+        operators.push(line);
+    }
+    let script = b"EVAL \"while true do end\" 0\r\n";
+    operators[0].write_all(script).await.expect("sent");
+    // Nobody subscribes, so there are no deliveries: live streams alone are told.
+    eventually("the breaker opens", SOON, async || {
+        pair.client().publish(&event(1)).await.expect(201);
+        let breaker = carrier(pair.client(), ID).await["breaker"].clone();
+        (breaker["state"] == "open").then_some(()).ok_or(breaker)
+    })
+    .await;
+    operators[1].write_all(b"SCRIPT KILL\r\n").await.expect("sent");
+    eventually("it is used again", BACK, async || {
+        pair.client().publish(&event(1)).await.expect(201);
+        let explained = explain(pair.client(), TYPE, None).await["placement"].clone();
+        (explained["selected"] == ID).then_some(()).ok_or(explained)
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,7 @@
 //! What was decided before: the answer while nothing has changed, and the place that work is at when something has.
 //!
-//! A decision is for a policy in one of its revisions, since other policies ask for other things. A key has an entry of
+//! A decision is for a policy in one of its revisions, since other policies ask for other things. One that was removed and
+//! written again has the revision of the one before, so what was asked must be the same as well. A key has an entry of
 //! its own only while its decision differs. What is new is a [`Proposal`]; it is remembered by [`Proposal::committed`]
 //! alone, so a transaction that fails leaves neither a row nor a memory.
 
@@ -69,6 +70,7 @@ impl Decided<'_> {
 pub struct Proposal {
     epoch: u64,
     policy: PolicyKey,
+    intent: Intent,
     key: Option<Box<str>>,
     effect: Effect,
     changes: bool,
@@ -116,6 +118,7 @@ impl Proposal {
     pub fn committed(self, memory: &mut Memory) {
         let entry = Entry {
             epoch: self.epoch,
+            intent: self.intent,
             decision: self.decision,
         };
         let class = entry.decision.class;
@@ -132,6 +135,7 @@ impl Proposal {
 #[derive(Debug, Clone)]
 struct Entry {
     epoch: u64,
+    intent: Intent,
     decision: Arc<Decision>,
 }
 
@@ -157,8 +161,7 @@ impl Memory {
 
     /// What is decided in this market: from memory while nothing has changed, which allocates nothing, else as a proposal.
     pub fn decide(&self, ask: Ask<'_>, market: &Market, now_ms: i64) -> Decided<'_> {
-        let class = ask.intent.class;
-        let own = self.policies[place(class)].get(ask.policy);
+        let own = self.own(ask);
         let fresh = own.filter(|entry| entry.epoch == market.epoch());
         if let Some(key) = ask.key
             && let Some(decided) = self.decide_key(ask, key, own, market, now_ms)
@@ -173,7 +176,7 @@ impl Memory {
 
     /// What would be decided now, with the reasons of this moment. Changes nothing.
     pub fn explain(&self, ask: Ask<'_>, market: &Market, now_ms: i64) -> Decision {
-        let own = self.policies[place(ask.intent.class)].get(ask.policy);
+        let own = self.own(ask);
         let current = own.map(|entry| entry.decision.carrier.as_ref());
         let decision = decide(ask.intent, market, current, now_ms);
         match ask
@@ -212,8 +215,7 @@ impl Memory {
         market: &Market,
         now_ms: i64,
     ) -> Option<Decided<'m>> {
-        let class = ask.intent.class;
-        let known = self.key(key.name, class, ask.policy);
+        let known = self.key(key.name, ask);
         if known.is_none() && key.backlog.is_none() {
             return None;
         }
@@ -232,6 +234,7 @@ impl Memory {
             Some(Decided::Proposed(Proposal {
                 epoch: market.epoch(),
                 policy,
+                intent: *ask.intent,
                 key,
                 effect,
                 changes,
@@ -250,12 +253,19 @@ impl Memory {
         }
     }
 
-    fn key(&self, name: &str, class: Class, policy: &PolicyKey) -> Option<&Entry> {
+    /// What was decided for the same policy when it asked for the same.
+    fn own(&self, ask: Ask<'_>) -> Option<&Entry> {
+        let policies = &self.policies[place(ask.intent.class)];
+        policies.get(ask.policy).filter(|own| own.intent == *ask.intent)
+    }
+
+    fn key(&self, name: &str, ask: Ask<'_>) -> Option<&Entry> {
         let entries = self.keys.get(name)?;
         entries
             .iter()
-            .find(|own| own.class == class && own.policy == *policy)
+            .find(|own| own.class == ask.intent.class && own.policy == *ask.policy)
             .map(|own| &own.entry)
+            .filter(|entry| entry.intent == *ask.intent)
     }
 
     fn remember(&mut self, class: Class, policy: PolicyKey, entry: Entry) {
@@ -300,6 +310,7 @@ fn propose(ask: Ask<'_>, own: Option<&Entry>, market: &Market, now_ms: i64) -> P
     Proposal {
         epoch: market.epoch(),
         policy,
+        intent: *ask.intent,
         key: None,
         effect: Effect::Remember,
         changes,

@@ -287,6 +287,24 @@ fn a_decision_is_recorded_once_until_it_changes() {
 }
 
 #[test]
+fn a_policy_that_is_written_again_and_asks_for_something_else_is_decided_for_anew() {
+    let mut desk = Desk::new();
+    let market = market(carriers());
+    desk.expect(&market, None, None, "valkey-v1", "recorded");
+    desk.expect(&market, Some("a"), Some("pg-v1"), "pg-v1", "recorded for the key");
+    // It was removed meanwhile, so it begins at the same revision.
+    desk.intent.objective = Objective::Cheapest;
+    let explained = desk.memory.explain(desk.ask(None, None), &market, NOW_MS);
+    assert_eq!(explained.placement.objective, Objective::Cheapest);
+    let (decision, found) = desk.publish(&market, None, None);
+    assert_eq!((decision.placement.objective, found), (Objective::Cheapest, "recorded"));
+    let (held, _) = desk.publish(&market, Some("a"), Some("pg-v1"));
+    assert_eq!(held.placement.objective, Objective::Cheapest);
+    let (again, found) = desk.publish(&market, None, None);
+    assert_eq!((&again, found), (&decision, "remembered"));
+}
+
+#[test]
 fn what_is_not_committed_is_not_remembered() {
     let mut desk = Desk::new();
     let market = market(carriers());
