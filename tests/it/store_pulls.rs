@@ -256,12 +256,14 @@ async fn both(store: &Store, after: Option<Cursor>, event_type: &str, limit: i64
     let once = PageRequest {
         after,
         topics: vec![topic.clone()],
+        project: None,
         limit,
         bytes: PAGE_BYTES,
     };
     let twice = PageRequest {
         after,
         topics: vec![topic.clone(), topic],
+        project: None,
         limit,
         bytes: PAGE_BYTES,
     };
