@@ -155,9 +155,7 @@ impl<'a> Holder<'a> {
 
     /// The environment of what it holds.
     pub fn env(&self) -> &'static str {
-        self.project
-            .map_or(Env::Production, |project| project.env)
-            .as_str()
+        self.project.map_or(Env::Production, |project| project.env).as_str()
     }
 }
 
@@ -416,7 +414,14 @@ mod tests {
         ] {
             assert_eq!(network("network.app.revoked", &subject, "{}"), None, "{subject}");
         }
-        assert_eq!(network("network.app.created", &format!(r#"{{"type":"app","id":"app_{ULID}"}}"#), "{}"), None);
+        assert_eq!(
+            network(
+                "network.app.created",
+                &format!(r#"{{"type":"app","id":"app_{ULID}"}}"#),
+                "{}"
+            ),
+            None
+        );
     }
 
     #[test]

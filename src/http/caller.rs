@@ -209,9 +209,7 @@ impl From<Refusal> for ApiError {
         let fault = match refusal {
             Refusal::MissingToken => TokenFault::Missing,
             Refusal::Denied { capability } => {
-                return Self::CapabilityDenied(
-                    format!("this route needs a token that holds {capability}").into(),
-                );
+                return Self::CapabilityDenied(format!("this route needs a token that holds {capability}").into());
             }
             Refusal::Token(error) => match error {
                 TokenError::Unavailable(unavailable) => return unavailable.into(),

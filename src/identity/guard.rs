@@ -213,7 +213,10 @@ mod tests {
     #[tokio::test]
     async fn a_service_with_the_capability_passes() {
         let caller = judged(&service_claims()).await.expect("let through");
-        assert_eq!((caller.subject.as_str(), caller.consumer.as_str()), ("svc:media", "media"));
+        assert_eq!(
+            (caller.subject.as_str(), caller.consumer.as_str()),
+            ("svc:media", "media")
+        );
     }
 
     #[tokio::test]
@@ -283,8 +286,15 @@ mod tests {
             let caller = judged(claims("events.app.read"), read).await.expect("let through");
             assert_eq!(caller.consumer, caller.subject);
             assert_eq!(caller.holder().env(), env);
-            assert!(judged(claims("events.*"), read).await.is_ok(), "a family that covers it");
-            for (cap, app) in [("events.event.read", read), ("events.app.publish", read), ("events.app.read", None)] {
+            assert!(
+                judged(claims("events.*"), read).await.is_ok(),
+                "a family that covers it"
+            );
+            for (cap, app) in [
+                ("events.event.read", read),
+                ("events.app.publish", read),
+                ("events.app.read", None),
+            ] {
                 let refused = judged(claims(cap), app).await.expect_err("refused");
                 assert_eq!(refused.code(), "capability.denied", "{cap} in {env}");
             }
@@ -292,9 +302,15 @@ mod tests {
         let service = testing::with(service_claims(), json!({"cap": ["events.event.read"]}));
         assert_eq!(judged(service.clone(), read).await.expect("a service").app, None);
         let service = testing::with(service, json!({"cap": ["events.app.read"]}));
-        assert_eq!(judged(service.clone(), read).await.expect_err("refused").code(), "capability.denied");
+        assert_eq!(
+            judged(service.clone(), read).await.expect_err("refused").code(),
+            "capability.denied"
+        );
         let service = testing::with(service, json!({"env": "sandbox"}));
-        assert_eq!(judged(service, read).await.expect_err("refused").code(), "token.sandbox_refused");
+        assert_eq!(
+            judged(service, read).await.expect_err("refused").code(),
+            "token.sandbox_refused"
+        );
     }
 
     #[tokio::test]
@@ -304,7 +320,10 @@ mod tests {
             (json!([format!("prj_{}", testing::ULID)]), None),
             (json!(["prj_01K7BBC3DE4FG5HJ6KM7NP8QRS"]), Some("token.invalid_claims")),
         ] {
-            let sent = headers(&format!("Bearer {}", key("k1").token(&testing::with(app_claims(), json!({"ns": ns})))));
+            let sent = headers(&format!(
+                "Bearer {}",
+                key("k1").token(&testing::with(app_claims(), json!({"ns": ns})))
+            ));
             let known = authenticate(&verifier(), &sent, Capability::EventRead, NOW_S).await;
             assert_eq!(known.err().map(|refusal| refusal.code()), code, "{ns}");
         }

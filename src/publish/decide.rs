@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::domain::app::{App, Project, QuotaFault};
+use crate::domain::app::{App, Env, Project, QuotaFault};
 use crate::domain::envelope::Envelope;
 use crate::store::{Held, KnownEvent, LoopKey, LoopState, View, receipt_owner};
 
@@ -104,7 +104,10 @@ impl<'a> Ledger<'a> {
             return Err(PublishError::Revoked);
         }
         let project = request.project();
-        let before = project.and_then(|project| self.held.get(project)).copied().unwrap_or_default();
+        let before = project
+            .and_then(|project| self.held.get(project))
+            .copied()
+            .unwrap_or_default();
         let mut held = before;
         let mut decisions = Vec::with_capacity(request.events.len());
         for event in &request.events {
@@ -157,9 +160,10 @@ impl<'a> Ledger<'a> {
                 project_id,
                 env,
             }) => {
-                let owner = project.map(|project| (&*project.id, project.env.as_str()));
-                let stored = project_id.as_deref().map(|id| (id, env.as_str()));
-                let same = *source == envelope.source && *event_type == envelope.event_type && stored == owner;
+                let own = project.map_or((None, Env::Production), |project| (Some(&*project.id), project.env));
+                let same = *source == envelope.source
+                    && *event_type == envelope.event_type
+                    && (project_id.as_deref(), Env::named(env)) == (own.0, Some(own.1));
                 return if same {
                     Ok(Decision::Stored { position: *position })
                 } else {
@@ -168,7 +172,11 @@ impl<'a> Ledger<'a> {
             }
             Some(KnownEvent::ReceiptOnly { owner }) => {
                 let own = project.map(|project| receipt_owner(project, &envelope.source, &envelope.event_type));
-                return if *owner == own { Ok(Decision::ReceiptOnly) } else { Err(conflict()) };
+                return if *owner == own {
+                    Ok(Decision::ReceiptOnly)
+                } else {
+                    Err(conflict())
+                };
             }
             None => {}
         }

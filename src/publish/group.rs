@@ -72,7 +72,9 @@ pub(super) async fn run(
 ) -> Result<Done, StoreError> {
     let view = store.view();
     let plans = Plans::of(requests, &view, fabric);
-    let usual = requests.iter().all(|request| !is_revoked(request, &view) && withdrawals(request).next().is_none());
+    let usual = requests
+        .iter()
+        .all(|request| !is_revoked(request, &view) && withdrawals(request).next().is_none());
     if usual && stand_alone(requests) && plans.placed.is_recorded() {
         let all: Vec<Result<Vec<Decision>, PublishError>> = requests
             .iter()
@@ -170,10 +172,7 @@ fn withdrawals(request: &PublishRequest) -> impl Iterator<Item = (usize, Withdra
 }
 
 /// What the events that are stored withdraw from apps.
-fn withdrawn(
-    requests: &[&PublishRequest],
-    decisions: &[Result<Vec<Decision>, PublishError>],
-) -> Vec<Withdrawal> {
+fn withdrawn(requests: &[&PublishRequest], decisions: &[Result<Vec<Decision>, PublishError>]) -> Vec<Withdrawal> {
     let decided = requests.iter().zip(decisions);
     let accepted = decided.filter_map(|(request, decided)| Some((request, decided.as_ref().ok()?)));
     accepted

@@ -211,13 +211,8 @@ impl Groups {
     /// that one request cannot spoil the answer of another.
     async fn commit(&self, group: Vec<Waiting>) {
         let requests: Vec<&PublishRequest> = group.iter().map(|waiting| &waiting.request).collect();
-        let running = AssertUnwindSafe(answered(group::run(
-            &self.store,
-            &self.fabric,
-            &requests,
-            &self.bounds,
-        )))
-        .catch_unwind();
+        let running =
+            AssertUnwindSafe(answered(group::run(&self.store, &self.fabric, &requests, &self.bounds))).catch_unwind();
         let error = match running.await {
             Ok(Ok(mut done)) => {
                 let newest = done.newest();

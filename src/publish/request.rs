@@ -189,7 +189,11 @@ fn prepare(item: &str, names: &Names<'_>, trace: RequestTrace<'_>, rules: &Rules
         Names::App(app) => {
             names_of_app(&envelope, app)?;
             // Whom an app acts for is what its token says, and nothing that it says itself.
-            if envelope.on_behalf_of.as_ref().is_some_and(|person| !app.acts_for(person)) {
+            if envelope
+                .on_behalf_of
+                .as_ref()
+                .is_some_and(|person| !app.acts_for(person))
+            {
                 envelope.on_behalf_of = None;
             }
         }

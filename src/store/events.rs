@@ -389,7 +389,9 @@ impl Store {
 
 /// Patterns as SQL compares them.
 fn like(topics: &[TopicPattern]) -> Vec<String> {
-    let patterns = topics.iter().map(|topic| topic.like().unwrap_or_else(|| "%".to_owned()));
+    let patterns = topics
+        .iter()
+        .map(|topic| topic.like().unwrap_or_else(|| "%".to_owned()));
     patterns.collect()
 }
 

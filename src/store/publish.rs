@@ -345,7 +345,11 @@ impl Group<'_> {
         )
         .fetch_all(self.store.run(&mut self.transaction))
         .await?;
-        let mut states = of_rows(rows.into_iter().map(|row| (row.ordinal, row.deepest_other, row.repeats)), keys);
+        let mut states = of_rows(
+            rows.into_iter()
+                .map(|row| (row.ordinal, row.deepest_other, row.repeats)),
+            keys,
+        );
         if of_apps {
             let project = |part: fn(&Project) -> &str| -> Vec<Option<&str>> {
                 keys.iter().map(|key| key.project.as_ref().map(part)).collect()
@@ -366,7 +370,11 @@ impl Group<'_> {
             )
             .fetch_all(self.store.run(&mut self.transaction))
             .await?;
-            states.extend(of_rows(rows.into_iter().map(|row| (row.ordinal, row.deepest_other, row.repeats)), keys));
+            states.extend(of_rows(
+                rows.into_iter()
+                    .map(|row| (row.ordinal, row.deepest_other, row.repeats)),
+                keys,
+            ));
         }
         Ok(states)
     }
@@ -382,7 +390,8 @@ impl Group<'_> {
         if brought.is_empty() {
             return Ok(HashMap::new());
         }
-        let (projects, events): (Vec<&Project>, Vec<i64>) = brought.iter().map(|(project, events)| (*project, *events)).unzip();
+        let (projects, events): (Vec<&Project>, Vec<i64>) =
+            brought.iter().map(|(project, events)| (*project, *events)).unzip();
         let rows = sqlx::query!(
             r#"
             SELECT p.place AS "place!", coalesce(t.retained_bytes, 0) AS "bytes!",
@@ -537,10 +546,7 @@ impl Group<'_> {
 fn of_rows(rows: impl Iterator<Item = (i64, i32, i32)>, keys: &[&LoopKey]) -> HashMap<LoopKey, LoopState> {
     let states = rows.filter_map(|(ordinal, deepest_other, repeats)| {
         let key = keys.get(usize::try_from(ordinal - 1).ok()?)?;
-        let state = LoopState {
-            deepest_other,
-            repeats,
-        };
+        let state = LoopState { deepest_other, repeats };
         Some(((*key).clone(), state))
     });
     states.collect()

@@ -86,7 +86,8 @@ impl Store {
             .fetch_one(self.run(&mut transaction))
             .await?;
         let holder = new.holder;
-        self.refuse_withdrawn(&mut transaction, &holder, new.issued_at_s).await?;
+        self.refuse_withdrawn(&mut transaction, &holder, new.issued_at_s)
+            .await?;
         let held = sqlx::query!(
             r#"
             SELECT (SELECT id FROM subscriptions
@@ -190,7 +191,11 @@ impl Store {
     }
 
     /// One of a consumer's subscriptions.
-    pub async fn subscription(&self, holder: &Holder<'_>, id: &SubscriptionId) -> Result<Option<Subscription>, StoreError> {
+    pub async fn subscription(
+        &self,
+        holder: &Holder<'_>,
+        id: &SubscriptionId,
+    ) -> Result<Option<Subscription>, StoreError> {
         let mut reader = self.reader().await?;
         Ok(sqlx::query_as!(
             Subscription,

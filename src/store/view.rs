@@ -211,9 +211,12 @@ impl Store {
         connection: &mut PgConnection,
         consumer: &str,
     ) -> Result<Withdrawn, StoreError> {
-        let rows = sqlx::query!("SELECT scope, revoked_at FROM app_revocations WHERE consumer = $1", consumer)
-            .fetch_all(self.run(connection))
-            .await?;
+        let rows = sqlx::query!(
+            "SELECT scope, revoked_at FROM app_revocations WHERE consumer = $1",
+            consumer
+        )
+        .fetch_all(self.run(connection))
+        .await?;
         let mut withdrawn = Withdrawn::default();
         for row in rows {
             add(&mut withdrawn, &row.scope, row.revoked_at);
@@ -244,7 +247,11 @@ impl Store {
             .fetch_all(self.run(connection))
             .await?
         {
-            add(withdrawn.entry(row.consumer.into()).or_default(), &row.scope, row.revoked_at);
+            add(
+                withdrawn.entry(row.consumer.into()).or_default(),
+                &row.scope,
+                row.revoked_at,
+            );
         }
         let first = rows.first().ok_or(StoreError::Corrupt { what: "store version" })?;
         let (version, epoch) = (first.version, first.epoch);
@@ -268,7 +275,14 @@ impl Store {
                 Some(Subscriber { id, consumer: consumer.into(), endpoint: endpoint.into(), pattern, project, sealed_by })
             })
             .collect();
-        Ok(View::new(version, epoch, policies, switched_off, withdrawn, subscribers))
+        Ok(View::new(
+            version,
+            epoch,
+            policies,
+            switched_off,
+            withdrawn,
+            subscribers,
+        ))
     }
 }
 

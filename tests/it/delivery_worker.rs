@@ -8,7 +8,9 @@ use std::{
 
 use openvibe_events::{
     delivery::{self, DeliverySettings, Vitals, Wake},
-    domain::{app::Holder, endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, seal::Sealer, time::Millis},
+    domain::{
+        app::Holder, endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, seal::Sealer, time::Millis,
+    },
     store::{
         Addresses, NewDelivery, NewEvent, NewSubscription, ReplaySelection, SharedStore, Skip, Store,
         SubscriptionChange,
@@ -171,7 +173,10 @@ impl World {
             max_inflight: Some(Some(max_inflight)),
             ..SubscriptionChange::default()
         };
-        let changed = self.store.update_subscription(&Holder::service(consumer), &id, &change).await;
+        let changed = self
+            .store
+            .update_subscription(&Holder::service(consumer), &id, &change)
+            .await;
         assert!(changed.expect("a change").is_some());
         id
     }
@@ -766,7 +771,10 @@ async fn a_cap_that_was_raised_elsewhere_is_used_within_moments_and_a_lowered_on
             max_inflight: Some(cap),
             ..SubscriptionChange::default()
         };
-        let changed = world.store.update_subscription(&Holder::service("chat"), &id, &change).await;
+        let changed = world
+            .store
+            .update_subscription(&Holder::service("chat"), &id, &change)
+            .await;
         assert!(changed.expect("a change").is_some());
     };
     cap(Some(3)).await;

@@ -36,7 +36,11 @@ const ALWAYS: [(&str, Work); 3] = [
         Box::pin(async move {
             let topic = TopicPattern::parse("live.*").expect("a pattern");
             let cursor = Cursor { epoch: 0, position: 1 };
-            drop(store.set_checkpoint(&Holder::service("chat"), &topic, cursor, None).await);
+            drop(
+                store
+                    .set_checkpoint(&Holder::service("chat"), &topic, cursor, None)
+                    .await,
+            );
         })
     }),
 ];

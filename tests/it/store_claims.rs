@@ -429,7 +429,10 @@ async fn a_disabled_subscription_waits_for_no_claim_and_a_claim_does_not_wait_fo
     let at = put(store, Some(&on), &[event_of("live.a.b")], None)
         .await
         .expect("a group");
-    store.set_enabled(&Holder::service("chat"), &off, Switch::Off, 0).await.expect("a switch");
+    store
+        .set_enabled(&Holder::service("chat"), &off, Switch::Off, 0)
+        .await
+        .expect("a switch");
     fixture.sql("ANALYZE deliveries").await;
     assert_eq!(positions(&claim(store, "w", &[&off, &on]).await), at);
     fixture
