@@ -78,6 +78,10 @@ CREATE TABLE events (
 ) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 50);
 -- The loop guard's probes: sources of a trace, deepest first.
 CREATE INDEX events_trace ON events (trace_id, source, hops) WHERE project_id IS NULL;
+-- The same within a project, for what its apps publish.
+CREATE INDEX events_app_trace ON events (trace_id, project_id, env, source, hops) WHERE project_id IS NOT NULL;
+-- What a project's apps read, and its newest events.
+CREATE INDEX events_project ON events (project_id, env, seq) WHERE project_id IS NOT NULL;
 -- A pull of one exact type.
 CREATE INDEX events_type ON events (event_type, seq);
 
@@ -86,6 +90,8 @@ CREATE TABLE idempotency_receipts (
     consumer text COLLATE "C" NOT NULL,
     event_id text COLLATE "C" NOT NULL,
     processed_at bigint NOT NULL,
+    -- Whose event it was and of which type, where a developer app published it: nobody else's id is its duplicate.
+    owner text COLLATE "C",
     PRIMARY KEY (consumer, event_id)
 );
 
@@ -106,8 +112,11 @@ CREATE TABLE subscriptions (
     -- Deliveries in flight at a time; without a value, what the process is configured for.
     max_inflight integer CHECK (max_inflight BETWEEN 1 AND 64)
 );
--- One subscription per consumer, environment, pattern and endpoint, also when two are created at once.
-CREATE UNIQUE INDEX subscriptions_identity ON subscriptions (consumer, env, topic_pattern, endpoint);
+-- One subscription per consumer, project, environment, pattern and endpoint, also when two are created at once.
+CREATE UNIQUE INDEX subscriptions_identity
+    ON subscriptions (consumer, env, topic_pattern, endpoint, coalesce(project_id, ''));
+-- How many a project holds.
+CREATE INDEX subscriptions_project ON subscriptions (project_id, env) WHERE project_id IS NOT NULL;
 CREATE TRIGGER subscriptions_version BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON subscriptions
     FOR EACH STATEMENT EXECUTE FUNCTION raise_store_version();
 

@@ -50,6 +50,85 @@ BEGIN
 END
 $$;
 
+-- The same for what developer apps publish: they are as deep as first-party events and those of their own project make
+-- them, and their own events are those of their project and environment. What apps publish counts for nobody else.
+CREATE FUNCTION app_trace_depths(
+    in_trace_id text[], in_source text[], in_event_type text[], in_subject_type text[], in_subject_id text[],
+    in_project_id text[], in_env text[], in_rows bigint
+) RETURNS TABLE (ordinal bigint, deepest_other integer, repeats integer)
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE keys AS MATERIALIZED (
+        SELECT * FROM (
+            SELECT * FROM unnest(
+                in_trace_id, in_source, in_event_type, in_subject_type, in_subject_id, in_project_id, in_env
+            ) WITH ORDINALITY AS k(
+                trace_id, source, event_type, subject_type, subject_id, project_id, env, ordinal
+            )
+        ) k
+        WHERE k.trace_id IS NOT NULL AND k.project_id IS NOT NULL
+    ), sources AS (
+        SELECT t.trace_id, first.source, first.hops
+        FROM (SELECT DISTINCT k.trace_id FROM keys k) t
+        CROSS JOIN LATERAL (
+            SELECT e.source, e.hops FROM events e
+            WHERE e.trace_id = t.trace_id AND e.project_id IS NULL
+            ORDER BY e.source DESC, e.hops DESC LIMIT 1
+        ) first
+        UNION ALL
+        SELECT s.trace_id, next.source, next.hops
+        FROM sources s
+        CROSS JOIN LATERAL (
+            SELECT e.source, e.hops FROM events e
+            WHERE e.trace_id = s.trace_id AND e.source < s.source AND e.project_id IS NULL
+            ORDER BY e.source DESC, e.hops DESC LIMIT 1
+        ) next
+    ), own AS (
+        SELECT t.trace_id, t.project_id, t.env, first.source, first.hops
+        FROM (SELECT DISTINCT k.trace_id, k.project_id, k.env FROM keys k) t
+        CROSS JOIN LATERAL (
+            SELECT e.source, e.hops FROM events e
+            WHERE e.trace_id = t.trace_id AND e.project_id = t.project_id AND e.env = t.env
+            ORDER BY e.source DESC, e.hops DESC LIMIT 1
+        ) first
+        UNION ALL
+        SELECT o.trace_id, o.project_id, o.env, next.source, next.hops
+        FROM own o
+        CROSS JOIN LATERAL (
+            SELECT e.source, e.hops FROM events e
+            WHERE e.trace_id = o.trace_id AND e.project_id = o.project_id AND e.env = o.env AND e.source < o.source
+            ORDER BY e.source DESC, e.hops DESC LIMIT 1
+        ) next
+    )
+    SELECT k.ordinal,
+           greatest(
+               coalesce((SELECT max(s.hops) FROM sources s WHERE s.trace_id = k.trace_id), 0),
+               coalesce((SELECT max(o.hops) FROM own o
+                         WHERE o.trace_id = k.trace_id AND o.project_id = k.project_id AND o.env = k.env
+                           AND o.source <> k.source), 0)
+           ),
+           (SELECT count(DISTINCT coalesce(d.request_id, d.id)) FROM (
+                SELECT e.id, e.request_id, e.event_type, e.subject_type, e.subject_id FROM events e
+                WHERE e.trace_id = k.trace_id AND e.project_id = k.project_id AND e.env = k.env AND e.source = k.source
+                ORDER BY e.hops DESC LIMIT in_rows
+            ) d
+            WHERE d.event_type = k.event_type AND d.subject_type = k.subject_type
+              AND d.subject_id = k.subject_id)::integer
+    FROM keys k;
+END
+$$;
+
+-- How many events of a project came in the last minute, by what `app_totals` says of it. A second counts as a whole, so the
+-- answer is never too small. Seconds that lie far ahead are of a clock that was set back since.
+CREATE FUNCTION recent_events(in_second bigint[], in_events integer[], in_now bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (
+    SELECT coalesce(sum(r.events), 0)::bigint FROM unnest(in_second, in_events) AS r(second, events)
+    WHERE r.second * 1000 + 999 > in_now - 60000 AND r.second * 1000 < in_now + 60000
+);
+
 -- Stores accepted events with their receipts and deliveries, in the order given; answers the first position, from which
 -- the others follow without a hole, and the carrier of each delivery whose key has a backlog on another carrier than was
 -- planned (null where there is none). The caller holds the counter row.
@@ -65,6 +144,8 @@ CREATE FUNCTION store_events(
     in_on_behalf_of text[], in_subject_type text[], in_subject_id text[], in_subject_revision bigint[],
     in_trace_id text[], in_priority text[], in_visibility text[], in_occurred_at text[], in_payload text[],
     in_hops integer[], in_publisher text[], in_request_id text[], in_size_bytes bigint[],
+    -- Of developer apps' events their project and environment. Empty where there are none of them.
+    in_project_id text[], in_env text[],
     -- Deliveries: the event's place in the arrays above, from 1.
     in_of integer[], in_subscription_id text[], in_ordering_key text[], in_first_of_key boolean[],
     in_at_most_once boolean[], in_carrier text[], in_placement_id bigint[],
@@ -154,25 +235,29 @@ BEGIN
     WITH stored AS (
         INSERT INTO events (
             seq, id, event_type, version, source, actor, on_behalf_of, subject_type, subject_id, subject_revision,
-            trace_id, priority, visibility, occurred_at, received_at, payload, hops, publisher, request_id, size_bytes
+            trace_id, priority, visibility, occurred_at, received_at, payload, hops, publisher, request_id, size_bytes,
+            project_id, env
         )
         SELECT nextval('event_positions'), t.id, t.event_type, t.version, t.source, t.actor, t.on_behalf_of,
                t.subject_type, t.subject_id, t.subject_revision, t.trace_id, t.priority, t.visibility, t.occurred_at,
-               in_now, t.payload, t.hops, t.publisher, t.request_id, t.size_bytes
+               in_now, t.payload, t.hops, t.publisher, t.request_id, t.size_bytes, t.project_id,
+               coalesce(t.env, 'production')
         FROM unnest(
             in_id, in_event_type, in_version, in_source, in_actor, in_on_behalf_of, in_subject_type, in_subject_id,
             in_subject_revision, in_trace_id, in_priority, in_visibility, in_occurred_at, in_payload, in_hops,
-            in_publisher, in_request_id, in_size_bytes
+            in_publisher, in_request_id, in_size_bytes, in_project_id, in_env
         ) AS t(
             id, event_type, version, source, actor, on_behalf_of, subject_type, subject_id, subject_revision, trace_id,
-            priority, visibility, occurred_at, payload, hops, publisher, request_id, size_bytes
+            priority, visibility, occurred_at, payload, hops, publisher, request_id, size_bytes, project_id, env
         )
         RETURNING seq
     )
     SELECT min(seq) INTO first_position FROM stored;
 
-    INSERT INTO idempotency_receipts (consumer, event_id, processed_at)
-    SELECT 'events:publish', id, in_now FROM unnest(in_id) AS i(id)
+    INSERT INTO idempotency_receipts (consumer, event_id, processed_at, owner)
+    SELECT 'events:publish', i.id, in_now,
+           CASE WHEN i.project_id IS NOT NULL THEN concat_ws('/', i.project_id, i.env, i.source, i.event_type) END
+    FROM unnest(in_id, in_project_id, in_env, in_source, in_event_type) AS i(id, project_id, env, source, event_type)
     ON CONFLICT DO NOTHING;
 
     IF cardinality(in_of) > 0 THEN
@@ -191,6 +276,28 @@ BEGIN
         VALUES (in_counts_owner, in_counts_role, in_now / in_period_ms, cardinality(in_of))
         ON CONFLICT (owner, role, period) DO UPDATE SET pending = c.pending + excluded.pending;
     END IF;
+
+    -- Last in the order of locks. Others only ever take away from a total.
+    IF cardinality(in_project_id) > 0 THEN
+        INSERT INTO app_totals AS t (project_id, env, retained_bytes, recent_second, recent_events)
+        SELECT n.project_id, n.env, sum(n.size_bytes), ARRAY[in_now / 1000], ARRAY[count(*)::integer]
+        FROM unnest(in_project_id, in_env, in_size_bytes) AS n(project_id, env, size_bytes)
+        WHERE n.project_id IS NOT NULL
+        GROUP BY n.project_id, n.env
+        ORDER BY n.project_id, n.env
+        ON CONFLICT (project_id, env) DO UPDATE
+        SET retained_bytes = t.retained_bytes + excluded.retained_bytes,
+            (recent_second, recent_events) = (
+                SELECT array_agg(r.second), array_agg(r.events)
+                FROM (
+                    SELECT h.second, sum(h.events)::integer AS events
+                    FROM unnest(t.recent_second || excluded.recent_second, t.recent_events || excluded.recent_events)
+                        AS h(second, events)
+                    WHERE h.second * 1000 + 999 > in_now - 60000 AND h.second * 1000 < in_now + 60000
+                    GROUP BY h.second
+                ) r
+            );
+    END IF;
 END
 $$;
 
@@ -204,7 +311,9 @@ CREATE FUNCTION publish_group(
     in_id text[], in_event_type text[], in_version bigint[], in_source text[], in_actor text[],
     in_on_behalf_of text[], in_subject_type text[], in_subject_id text[], in_subject_revision bigint[],
     in_trace_id text[], in_priority text[], in_visibility text[], in_occurred_at text[], in_payload text[],
-    in_publisher text[], in_request_id text[], in_size_bytes bigint[],
+    in_publisher text[], in_request_id text[], in_size_bytes bigint[], in_project_id text[], in_env text[],
+    -- What a project may publish in a minute and keep, by environment; null for no limit.
+    in_quota_env text[], in_quota_rate bigint[], in_quota_bytes bigint[],
     in_of integer[], in_subscription_id text[], in_ordering_key text[], in_first_of_key boolean[],
     in_at_most_once boolean[], in_carrier text[], in_placement_id bigint[],
     in_counts_owner text, in_counts_role text, in_period_ms bigint
@@ -215,6 +324,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off S
 AS $$
 DECLARE
     hops integer[] := array_fill(1, ARRAY[cardinality(in_id)]);
+    received_at bigint;
 BEGIN
     PERFORM FROM store_counter
     WHERE name = 'events' AND version = in_store_version
@@ -236,15 +346,49 @@ BEGIN
         LEFT JOIN trace_depths(
             in_guarded_trace_id, in_source, in_event_type, in_subject_type, in_subject_id, in_hops_max::bigint * 128
         ) depth ON depth.ordinal = place.ordinal;
+        IF cardinality(in_project_id) > 0 THEN
+            SELECT array_agg(
+                CASE WHEN in_project_id[place.ordinal] IS NULL THEN hops[place.ordinal]
+                     ELSE coalesce(greatest(depth.deepest_other, depth.repeats), 0) + 1 END
+                ORDER BY place.ordinal)
+            INTO hops
+            FROM generate_series(1, cardinality(in_id)) AS place(ordinal)
+            LEFT JOIN app_trace_depths(
+                in_guarded_trace_id, in_source, in_event_type, in_subject_type, in_subject_id, in_project_id, in_env,
+                in_hops_max::bigint * 128
+            ) depth ON depth.ordinal = place.ordinal;
+        END IF;
         IF in_hops_max < ANY(hops) THEN
             RETURN;
         END IF;
     END IF;
     -- The clock after the wait, so that times of receipt follow positions.
+    received_at := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+    -- Whether every project has room for what it brings. What is read here cannot grow before it is added to: only a publish
+    -- adds, and it holds the counter row.
+    IF cardinality(in_project_id) > 0 THEN
+        PERFORM FROM (
+            SELECT p.project_id, p.env, count(*) AS events, sum(p.size_bytes) AS bytes
+            FROM unnest(in_project_id, in_env, in_size_bytes) AS p(project_id, env, size_bytes)
+            WHERE p.project_id IS NOT NULL
+            GROUP BY p.project_id, p.env
+        ) brought
+        JOIN unnest(in_quota_env, in_quota_rate, in_quota_bytes) AS quota(env, rate, bytes) ON quota.env = brought.env
+        LEFT JOIN LATERAL (
+            SELECT t.retained_bytes, recent_events(t.recent_second, t.recent_events, received_at) AS recent
+            FROM app_totals t WHERE t.project_id = brought.project_id AND t.env = brought.env
+            LIMIT 1
+        ) held ON true
+        WHERE coalesce(held.recent, 0) + brought.events > quota.rate
+           OR coalesce(held.retained_bytes, 0) + brought.bytes > quota.bytes;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
     RETURN QUERY SELECT s.first_position, s.pinned FROM store_events(
-        (extract(epoch FROM clock_timestamp()) * 1000)::bigint, in_id, in_event_type, in_version, in_source, in_actor,
+        received_at, in_id, in_event_type, in_version, in_source, in_actor,
         in_on_behalf_of, in_subject_type, in_subject_id, in_subject_revision, in_trace_id, in_priority, in_visibility, in_occurred_at, in_payload, hops,
-        in_publisher, in_request_id, in_size_bytes, in_of, in_subscription_id, in_ordering_key, in_first_of_key,
+        in_publisher, in_request_id, in_size_bytes, in_project_id, in_env, in_of, in_subscription_id, in_ordering_key, in_first_of_key,
         in_at_most_once, in_carrier, in_placement_id, in_counts_owner, in_counts_role, in_period_ms
     ) s;
 END

@@ -167,10 +167,13 @@ impl App {
         };
 
         let stop_publisher = CancellationToken::new();
-        let max_hops = i32::try_from(config.publish.max_hops).unwrap_or(i32::MAX);
+        let bounds = publish::Bounds {
+            max_hops: i32::try_from(config.publish.max_hops).unwrap_or(i32::MAX),
+            quotas: manifest::quotas(config),
+        };
         let (publisher, publishing) = Publisher::start(
             Arc::clone(&store),
-            max_hops,
+            bounds,
             Arc::clone(&fabric),
             Bells {
                 deliveries: wake,
@@ -231,6 +234,8 @@ impl App {
             endpoint_hosts: config.delivery.endpoint_hosts.clone(),
             rooms: Rooms::default(),
             subscriptions_max: i64::from(config.delivery.max_subscriptions),
+            apps: config.apps.enabled,
+            quotas: bounds.quotas,
             wake: ring,
             fabric,
         });

@@ -1,6 +1,7 @@
 //! What the documents of the service say of it, joined from its configuration.
 
 use crate::config::{AppQuotas, Config};
+use crate::domain::app::{Quota, Quotas};
 use crate::domain::time::{Millis, parse_rfc3339};
 use crate::http::limits::{AppLimits, PublishedLimits};
 use crate::http::release::{Release, release_name};
@@ -16,6 +17,20 @@ pub(crate) fn release(config: &Config, booted_at: Millis) -> Release {
         booted_at,
         min_client: config.release.min_client.clone(),
         schema_generation: store::schema_generation(),
+    }
+}
+
+/// What the projects of apps may use.
+pub(crate) fn quotas(config: &Config) -> Quotas {
+    let number = |quota: Option<u64>| quota.map(|quota| i64::try_from(quota).unwrap_or(i64::MAX));
+    let of = |quotas: AppQuotas| Quota {
+        publish_per_minute: number(quotas.publish_per_minute),
+        retained_bytes: number(quotas.retained_bytes),
+        subscriptions: number(quotas.subscriptions),
+    };
+    Quotas {
+        production: of(config.apps.production),
+        sandbox: of(config.apps.sandbox),
     }
 }
 

@@ -14,6 +14,7 @@ use axum::response::IntoResponse;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+pub use crate::domain::app::QuotaFault;
 pub use crate::domain::envelope::FieldError;
 pub use crate::identity::limits::Window as LimitWindow;
 
@@ -42,6 +43,8 @@ pub enum TokenFault {
     InvalidClaims,
     /// A sandbox token where only production ones are accepted.
     SandboxRefused,
+    /// The app was revoked after the token was issued.
+    Revoked,
 }
 
 impl TokenFault {
@@ -78,9 +81,13 @@ impl TokenFault {
                 "the token's claims do not describe a service or app this service accepts",
             ),
             Self::SandboxRefused => ("token.sandbox_refused", "a sandbox token is not accepted here"),
+            Self::Revoked => ("token.revoked", "the app was revoked after this token was issued"),
         }
     }
 }
+
+/// How long a project waits whose quota of events a minute is used up, in seconds: until the whole window has passed.
+const RATE_RETRY_AFTER_S: u64 = 60;
 
 /// Why a realtime ticket was not accepted (401).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,6 +201,13 @@ pub enum ApiError {
     #[error("{0}")]
     BadTopicBody(Detail),
 
+    /// 403 `events.topic_not_allowed`: a pattern outside an app's scope.
+    #[error("an app's pattern begins with a literal segment; in the namespace of apps it begins with {own}")]
+    TopicNotAllowed {
+        /// What patterns for the project's own events begin with.
+        own: String,
+    },
+
     /// 413 `events.batch_too_large`: too many events.
     #[error("a batch holds at most {limit} events")]
     BatchTooLarge {
@@ -229,6 +243,12 @@ pub enum ApiError {
         /// The prefixes this source may use.
         allowed: Vec<String>,
     },
+    /// 403 `events.actor_mismatch`.
+    #[error("actor must be the app itself, or the person that its token acts for")]
+    ActorMismatch,
+    /// 429 `events.quota_exceeded`.
+    #[error("{0}")]
+    QuotaExceeded(QuotaFault),
     /// 409 `events.id_conflict`; tells nothing about the stored event.
     #[error("event_id {event_id} is already taken; make a new one")]
     IdConflict {
@@ -340,6 +360,9 @@ impl ApiError {
             Self::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, "events.internal"),
             Self::BadTopic(_) => (StatusCode::BAD_REQUEST, "events.bad_topic"),
             Self::BadTopicBody(_) => (StatusCode::UNPROCESSABLE_ENTITY, "events.bad_topic"),
+            Self::TopicNotAllowed { .. } => (StatusCode::FORBIDDEN, "events.topic_not_allowed"),
+            Self::ActorMismatch => (StatusCode::FORBIDDEN, "events.actor_mismatch"),
+            Self::QuotaExceeded(_) => (StatusCode::TOO_MANY_REQUESTS, "events.quota_exceeded"),
             Self::InvalidEnvelope { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "events.invalid_envelope"),
             Self::PayloadTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "events.payload_too_large"),
             Self::SourceMismatch { .. } => (StatusCode::FORBIDDEN, "events.source_mismatch"),
@@ -391,6 +414,7 @@ impl ApiError {
             | Self::RateLimited { retry_after_s, .. }
             | Self::StreamsFull { retry_after_s }
             | Self::Unavailable { retry_after_s, .. } => Some(*retry_after_s),
+            Self::QuotaExceeded(QuotaFault::PublishRate { .. }) => Some(RATE_RETRY_AFTER_S),
             Self::Item { error, .. } => error.retry_after_s(),
             _ => None,
         }
@@ -445,6 +469,18 @@ impl ApiError {
             }
             Self::SubscriptionExists { subscription_id } => map.serialize_entry("subscription_id", subscription_id),
             Self::SubscriptionLimit { limit } => map.serialize_entry("limit", limit),
+            Self::QuotaExceeded(fault) => {
+                map.serialize_entry("quota", fault.quota())?;
+                map.serialize_entry("limit", &fault.limit())?;
+                match fault {
+                    QuotaFault::PublishRate { .. } => {
+                        map.serialize_entry("window", "minute")?;
+                        map.serialize_entry("retry_after", &RATE_RETRY_AFTER_S)
+                    }
+                    QuotaFault::RetainedBytes { used, .. } => map.serialize_entry("used", used),
+                    QuotaFault::Subscriptions { .. } => Ok(()),
+                }
+            }
             _ => Ok(()),
         }
     }

@@ -256,19 +256,19 @@ const OWN: &[Section] = &[
     Section {
         title: "Developer apps",
         variables: &[
-            var("EVENTS_APPS", "on", "on or off. off: tokens of developer apps are refused.").later(),
+            var("EVENTS_APPS", "on", "on or off. off: tokens of developer apps are refused."),
             computed(
                 "EVENTS_APP_MAX_INFLIGHT",
                 "half of EVENTS_MAX_INFLIGHT",
                 "Attempts to apps under way at once; kept between 1 and EVENTS_MAX_INFLIGHT.",
             )
             .later(),
-            var("EVENTS_APP_PUBLISH_PER_MINUTE", "120", "Events a minute of a production project; 0: no quota.").later(),
-            var("EVENTS_APP_SANDBOX_PUBLISH_PER_MINUTE", "30", "Events a minute of a sandbox project; 0: no quota.").later(),
-            var("EVENTS_APP_RETAINED_BYTES", "52428800", "Bytes a production project may keep; 0: no quota.").later(),
-            var("EVENTS_APP_SANDBOX_RETAINED_BYTES", "5242880", "Bytes a sandbox project may keep; 0: no quota.").later(),
-            var("EVENTS_APP_MAX_SUBSCRIPTIONS", "20", "Subscriptions of a production project; 0: no quota.").later(),
-            var("EVENTS_APP_SANDBOX_MAX_SUBSCRIPTIONS", "5", "Subscriptions of a sandbox project; 0: no quota.").later(),
+            var("EVENTS_APP_PUBLISH_PER_MINUTE", "120", "Events a minute of a production project; 0: no quota."),
+            var("EVENTS_APP_SANDBOX_PUBLISH_PER_MINUTE", "30", "Events a minute of a sandbox project; 0: no quota."),
+            var("EVENTS_APP_RETAINED_BYTES", "52428800", "Bytes a production project may keep; 0: no quota."),
+            var("EVENTS_APP_SANDBOX_RETAINED_BYTES", "5242880", "Bytes a sandbox project may keep; 0: no quota."),
+            var("EVENTS_APP_MAX_SUBSCRIPTIONS", "20", "Subscriptions of a production project; 0: no quota."),
+            var("EVENTS_APP_SANDBOX_MAX_SUBSCRIPTIONS", "5", "Subscriptions of a sandbox project; 0: no quota."),
             var("EVENTS_APP_SANDBOX_RETENTION_DAYS", "7", "Days a sandbox event is kept, 1 to 3650.").later(),
         ],
     },

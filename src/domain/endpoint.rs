@@ -27,6 +27,12 @@ pub enum EndpointFault {
     /// Its host ends in a dot.
     #[error("endpoint's host must not end in a dot")]
     TrailingDot,
+    /// It is for an app, and its scheme is not https.
+    #[error("an app's endpoint must begin with https://")]
+    NotHttps,
+    /// It is for an app, and its host is a name that only a private network knows.
+    #[error("an app's endpoint must name a public host")]
+    PrivateName,
     /// Its host is on no entry of the list.
     #[error(
         "endpoint's host is not one that events may be sent to: EVENTS_ENDPOINT_HOSTS of the service lists them (unless \
@@ -127,6 +133,31 @@ fn rule(entry: &str) -> Result<HostRule, String> {
     }
 }
 
+/// Names under which no public host is found.
+const PRIVATE_SUFFIXES: [&str; 3] = ["localhost", "local", "internal"];
+
+/// Checks the syntax of an app's endpoint and returns it normalised: https, and a host that may be a public one. Whether its
+/// addresses are public is not decided here.
+pub fn app_endpoint(url: &str) -> Result<Url, EndpointFault> {
+    let url = parse_endpoint(url)?;
+    if url.scheme() != "https" {
+        return Err(EndpointFault::NotHttps);
+    }
+    match url.host().ok_or(EndpointFault::Malformed)? {
+        Host::Domain(name) => {
+            if !is_host_name(name) {
+                return Err(EndpointFault::Malformed);
+            }
+            let last = name.rsplit('.').next().unwrap_or_default();
+            match name.contains('.') && !PRIVATE_SUFFIXES.contains(&last) {
+                true => Ok(url),
+                false => Err(EndpointFault::PrivateName),
+            }
+        }
+        Host::Ipv4(_) | Host::Ipv6(_) => Ok(url),
+    }
+}
+
 /// The syntax every endpoint must have, whoever owns it.
 fn parse_endpoint(text: &str) -> Result<Url, EndpointFault> {
     if text.chars().count() > ENDPOINT_MAX {
@@ -177,6 +208,28 @@ fn is_host_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    #[test]
+    fn an_apps_endpoint_is_https_and_names_what_may_be_public() {
+        for (url, fault) in [
+            ("https://hooks.example.com/ov", None),
+            ("https://hooks.example.com:8443/ov?x=1", None),
+            ("HTTPS://Hooks.Example.com", None),
+            ("http://hooks.example.com/", Some(EndpointFault::NotHttps)),
+            ("ftp://hooks.example.com/", Some(EndpointFault::NotHttp)),
+            ("https://user@hooks.example.com/", Some(EndpointFault::Credentials)),
+            ("https://hooks.example.com./", Some(EndpointFault::TrailingDot)),
+            ("https://intranet/", Some(EndpointFault::PrivateName)),
+            ("https://localhost/", Some(EndpointFault::PrivateName)),
+            ("https://a.localhost/", Some(EndpointFault::PrivateName)),
+            ("https://printer.local/", Some(EndpointFault::PrivateName)),
+            ("https://meta.google.internal/", Some(EndpointFault::PrivateName)),
+            ("https://notlocal.example/", None),
+            ("https:///x", Some(EndpointFault::Malformed)),
+        ] {
+            assert_eq!(app_endpoint(url).err(), fault, "{url}");
+        }
+    }
 
     use super::*;
 

@@ -1,5 +1,6 @@
 //! The rules of the service as pure functions and types: no I/O, no async, no SQL, and no reading of the environment.
 
+pub mod app;
 pub mod batch;
 pub mod cursor;
 pub mod deliveries;

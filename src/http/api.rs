@@ -6,15 +6,17 @@ use axum::Router;
 use axum::middleware::map_response;
 use axum::routing::{MethodRouter, delete, get, patch, post, put};
 
+use crate::domain::app::Quotas;
 use crate::domain::endpoint::HostRules;
 use crate::domain::ids::SubscriptionId;
 use crate::fabric::Fabric;
 use crate::identity::Verifier;
 use crate::identity::limits::Limits;
-use crate::problem::ApiError;
+use crate::problem::{ApiError, TokenFault};
 use crate::publish::{Publisher, Rules};
 use crate::store::{SharedStore, StoreError};
 
+use super::caller::subscribing_withdrawn;
 use super::room::Rooms;
 use super::{carriers, checkpoints, deliveries, events, placement, policies, publish, subscriptions};
 
@@ -39,6 +41,10 @@ pub struct Api {
     pub rooms: Rooms,
     /// How many subscriptions a consumer may hold.
     pub subscriptions_max: i64,
+    /// Whether developer apps are served.
+    pub apps: bool,
+    /// What their projects may use.
+    pub quotas: Quotas,
     /// Told that a subscription may have work.
     pub wake: Ring,
     /// How deliveries are woken.
@@ -125,6 +131,9 @@ impl From<StoreError> for ApiError {
             StoreError::SubscriptionLimit(limit) => Self::SubscriptionLimit {
                 limit: limit.unsigned_abs(),
             },
+            StoreError::Quota(fault) => Self::QuotaExceeded(fault),
+            StoreError::AppRevoked => Self::Token(TokenFault::Revoked),
+            StoreError::SubscribingWithdrawn => subscribing_withdrawn(),
             StoreError::Foreign | StoreError::Migrate(_) | StoreError::Corrupt { .. } | StoreError::Database(_) => {
                 Self::internal(error)
             }

@@ -8,6 +8,8 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
 use crate::clock;
+use crate::domain::app::{App, Withdrawn};
+use crate::domain::topic::TopicPattern;
 use crate::identity::limits::{Exceeded, Limit};
 use crate::identity::{self, Capability, Refusal, TokenError};
 use crate::problem::{ApiError, TokenFault};
@@ -17,14 +19,26 @@ use super::api::Api;
 
 /// What a route asks of its caller.
 pub(super) trait Authority: Send + Sync {
-    /// The capability its token must hold.
+    /// The capability that a service's token must hold.
     const CAPABILITY: Capability;
-    /// The limit that its requests count for.
+    /// The limit that a service's requests count for.
     const LIMIT: Limit;
+    /// What it asks of developer apps; `None` where it serves none.
+    const APPS: Option<AppAuthority>;
+}
+
+/// What a route asks of a developer app.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AppAuthority {
+    capability: Capability,
+    limit: Limit,
+    /// The store judges once more, in the transaction that does the work.
+    judged_again: bool,
 }
 
 macro_rules! authorities {
-    ($($(#[$doc:meta])* $name:ident: $capability:ident, $limit:ident;)+) => {
+    ($($(#[$doc:meta])* $name:ident: $capability:ident, $limit:ident
+       $(, apps $app:ident, $app_limit:ident $($again:ident)?)?;)+) => {
         $($(#[$doc])*
         #[derive(Debug)]
         pub(super) struct $name;
@@ -32,33 +46,40 @@ macro_rules! authorities {
         impl Authority for $name {
             const CAPABILITY: Capability = Capability::$capability;
             const LIMIT: Limit = Limit::$limit;
+            const APPS: Option<AppAuthority> = authorities!(@apps $($app, $app_limit $($again)?)?);
         })+
+    };
+    (@apps) => { None };
+    (@apps $app:ident, $limit:ident) => { authorities!(@some $app, $limit, false) };
+    (@apps $app:ident, $limit:ident judged_again) => { authorities!(@some $app, $limit, true) };
+    (@some $app:ident, $limit:ident, $again:literal) => {
+        Some(AppAuthority { capability: Capability::$app, limit: Limit::$limit, judged_again: $again })
     };
 }
 
 authorities! {
     /// Storing events.
-    Publish: EventPublish, EventPublish;
+    Publish: EventPublish, EventPublish, apps AppPublish, AppPublish judged_again;
     /// Pages of the log.
-    PullEvents: EventRead, EventPull;
+    PullEvents: EventRead, EventPull, apps AppRead, EventPull;
     /// One event.
-    ReadEvent: EventRead, EventRead;
+    ReadEvent: EventRead, EventRead, apps AppRead, EventRead;
     /// A stored position.
-    ReadCheckpoint: EventRead, CheckpointRead;
+    ReadCheckpoint: EventRead, CheckpointRead, apps AppRead, CheckpointRead;
     /// Storing a position.
-    WriteCheckpoint: EventRead, CheckpointWrite;
+    WriteCheckpoint: EventRead, CheckpointWrite, apps AppRead, CheckpointWrite;
     /// Making a subscription.
-    CreateSubscription: SubscriptionManage, SubscriptionCreate;
+    CreateSubscription: SubscriptionManage, SubscriptionCreate, apps AppSubscribe, SubscriptionCreate;
     /// The caller's subscriptions.
-    ListSubscriptions: SubscriptionManage, SubscriptionList;
+    ListSubscriptions: SubscriptionManage, SubscriptionList, apps AppSubscribe, SubscriptionList;
     /// One of them.
-    ReadSubscription: SubscriptionManage, SubscriptionRead;
+    ReadSubscription: SubscriptionManage, SubscriptionRead, apps AppSubscribe, SubscriptionRead;
     /// Changing one.
-    UpdateSubscription: SubscriptionManage, SubscriptionUpdate;
+    UpdateSubscription: SubscriptionManage, SubscriptionUpdate, apps AppSubscribe, SubscriptionUpdate;
     /// Enabling or disabling one.
-    ToggleSubscription: SubscriptionManage, SubscriptionToggle;
+    ToggleSubscription: SubscriptionManage, SubscriptionToggle, apps AppSubscribe, SubscriptionToggle;
     /// A new secret.
-    RotateSecret: SubscriptionManage, SubscriptionRotate;
+    RotateSecret: SubscriptionManage, SubscriptionRotate, apps AppSubscribe, SubscriptionRotate;
     /// The state of deliveries.
     ListDeliveries: DeliveryAdmin, DeliveryList;
     /// Putting deliveries back into the queue.
@@ -82,7 +103,32 @@ authorities! {
 /// A caller that holds the capability and is within its limit.
 pub(super) struct Caller<A> {
     caller: identity::Caller,
+    withdrawn: Withdrawn,
     authority: PhantomData<A>,
+}
+
+impl<A> Caller<A> {
+    /// Lets a pattern through that the caller may ask for.
+    pub(super) fn naming(&self, pattern: &TopicPattern) -> Result<(), ApiError> {
+        match &self.app {
+            Some(app) if !app.may_name(pattern) => Err(ApiError::TopicNotAllowed { own: app.prefix() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets a caller through that may still make subscriptions run.
+    pub(super) fn subscribing(&self) -> Result<(), ApiError> {
+        match &self.app {
+            Some(app) if self.withdrawn.ends_subscribing(app.issued_at_s) => Err(subscribing_withdrawn()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The refusal of an app whose grant to subscribe was withdrawn after its token was issued.
+pub(super) fn subscribing_withdrawn() -> ApiError {
+    let capability = Capability::AppSubscribe.id();
+    ApiError::CapabilityDenied(format!("{capability} was withdrawn after this token was issued").into())
 }
 
 impl<A> Deref for Caller<A> {
@@ -98,17 +144,46 @@ impl<A: Authority> FromRequestParts<Arc<Api>> for Caller<A> {
 
     async fn from_request_parts(parts: &mut Parts, api: &Arc<Api>) -> Result<Self, ApiError> {
         let now_s = clock::now().0.div_euclid(1000);
-        let caller = identity::first_party(&api.verifier, &parts.headers, A::CAPABILITY, now_s).await?;
+        let (caller, withdrawn, limit) = match A::APPS.filter(|_| api.apps) {
+            None => {
+                let caller = identity::first_party(&api.verifier, &parts.headers, A::CAPABILITY, now_s).await?;
+                (caller, Withdrawn::default(), A::LIMIT)
+            }
+            Some(apps) => {
+                let known = identity::authenticate(&api.verifier, &parts.headers, A::CAPABILITY, now_s).await?;
+                let withdrawn = match known.app() {
+                    Some(app) => in_force(api, app, apps.judged_again).await?,
+                    None => Withdrawn::default(),
+                };
+                let limit = if known.app().is_some() { apps.limit } else { A::LIMIT };
+                (known.holding(A::CAPABILITY, Some(apps.capability))?, withdrawn, limit)
+            }
+        };
         if let Some(limits) = &api.limits
-            && !never_counted(A::LIMIT, &caller.subject)
-            && let Err(exceeded) = limits.admit(A::LIMIT, &caller.subject, now_s)
+            && !never_counted(limit, &caller.subject)
+            && let Err(exceeded) = limits.admit(limit, &caller.subject, now_s)
         {
             return Err(refused(&exceeded, &caller.subject));
         }
         Ok(Self {
             caller,
+            withdrawn,
             authority: PhantomData,
         })
+    }
+}
+
+/// What was withdrawn from an app; one that is revoked gets no further. What this process has in memory is enough where the
+/// store judges again; elsewhere the store is asked, because another process may have stored a revocation a moment ago.
+async fn in_force(api: &Api, app: &App, judged_again: bool) -> Result<Withdrawn, ApiError> {
+    let consumer = app.consumer();
+    let withdrawn = match judged_again {
+        true => api.store.view().withdrawn(&consumer),
+        false => api.store.withdrawn(&consumer).await?,
+    };
+    match withdrawn.ends_token(app.issued_at_s) {
+        true => Err(ApiError::Token(TokenFault::Revoked)),
+        false => Ok(withdrawn),
     }
 }
 
@@ -134,9 +209,7 @@ impl From<Refusal> for ApiError {
         let fault = match refusal {
             Refusal::MissingToken => TokenFault::Missing,
             Refusal::Denied { capability } => {
-                return Self::CapabilityDenied(
-                    format!("this route needs a service token that holds {}", capability).into(),
-                );
+                return Self::CapabilityDenied(format!("this route needs a token that holds {capability}").into());
             }
             Refusal::Token(error) => match error {
                 TokenError::Unavailable(unavailable) => return unavailable.into(),

@@ -124,10 +124,10 @@ pub(super) async fn switch(
         ApiError::NotFound(format!("no such carrier is configured here; there are {known}").into())
     };
     let id = known.iter().copied().find(|own| *own == id).ok_or_else(unknown)?;
-    api.store.switch_carrier(id, disabled, &caller.slug).await?;
+    api.store.switch_carrier(id, disabled, &caller.consumer).await?;
     let version = api.store.version().await?;
     api.store.refresh_view(version).await?;
-    api.fabric.switched(id, disabled, &caller.slug);
+    api.fabric.switched(id, disabled, &caller.consumer);
     api.fabric.follow_switches();
     let switched = api.fabric.carriers().into_iter().find(|carrier| carrier.id == id);
     let switched = switched.ok_or_else(unknown)?;

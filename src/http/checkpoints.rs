@@ -46,8 +46,9 @@ pub(super) async fn read(
         .ok_or(ApiError::BadTopic(
             "topic must be one pattern of [a-z0-9_] segments or *, at most 200 characters".into(),
         ))?;
-    let stored = api.store.checkpoint(&caller.slug, &topic).await?;
-    Ok(view(&caller.slug, &topic, stored))
+    caller.naming(&topic)?;
+    let stored = api.store.checkpoint(&caller.holder(), &topic).await?;
+    Ok(view(&caller.consumer, &topic, stored))
 }
 
 /// Stores the caller's position for a pattern.
@@ -74,8 +75,12 @@ pub(super) async fn write(
         }
         _ => return Err(bad("carrier must be a string of 1 to 64 characters, or absent")),
     };
-    let stored = api.store.set_checkpoint(&caller.slug, &topic, cursor, carrier).await?;
-    Ok(view(&caller.slug, &topic, Some(stored)))
+    caller.naming(&topic)?;
+    let stored = api
+        .store
+        .set_checkpoint(&caller.holder(), &topic, cursor, carrier)
+        .await?;
+    Ok(view(&caller.consumer, &topic, Some(stored)))
 }
 
 fn view(consumer: &str, topic: &TopicPattern, stored: Option<Checkpoint>) -> Response {

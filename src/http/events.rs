@@ -25,7 +25,7 @@ const LIMIT_MAX: u64 = 1000;
 /// A page of the log after a cursor.
 pub(super) async fn pull(
     State(api): State<Arc<Api>>,
-    _caller: Caller<PullEvents>,
+    caller: Caller<PullEvents>,
     query: Query,
 ) -> Result<Response, ApiError> {
     let topics = match query.non_empty("topic")? {
@@ -35,6 +35,9 @@ pub(super) async fn pull(
     let topics = topics.ok_or(ApiError::BadTopic(
         "topic must be 1 to 20 comma-separated patterns of [a-z0-9_] segments or *, at most 200 characters each".into(),
     ))?;
+    for topic in &topics {
+        caller.naming(topic)?;
+    }
     let limit = query.integer("limit", 1..=LIMIT_MAX)?.unwrap_or(LIMIT_DEFAULT);
     if query.has("after_seq") {
         return Err(ApiError::BadRequest(
@@ -52,6 +55,7 @@ pub(super) async fn pull(
     let request = PageRequest {
         after,
         topics,
+        project: caller.holder().project.cloned(),
         limit,
         bytes: room.bytes,
     };
@@ -62,13 +66,13 @@ pub(super) async fn pull(
 /// One event by its id.
 pub(super) async fn by_id(
     State(api): State<Arc<Api>>,
-    _caller: Caller<ReadEvent>,
+    caller: Caller<ReadEvent>,
     PathOf(id): PathOf<String>,
 ) -> Result<Response, ApiError> {
     // What does not look like an id cannot be stored.
     let room = api.rooms.event().await;
     let event = match EventId::parse(&id) {
-        Some(id) => api.store.event(&id).await?,
+        Some(id) => api.store.event(&id, caller.holder().project).await?,
         None => None,
     };
     let event = event.ok_or(ApiError::NotFound("no such event".into()))?;

@@ -112,7 +112,7 @@ pub(super) async fn put(
         .iter()
         .map(|member| format!("{member} is kept and has no effect in this version"))
         .collect();
-    let written = api.store.put_policy(&pattern, &policy, &caller.slug).await?;
+    let written = api.store.put_policy(&pattern, &policy, &caller.consumer).await?;
     Ok(json(StatusCode::OK, &view(written, warnings)?))
 }
 

@@ -9,8 +9,8 @@ use axum::response::Response;
 use serde::Serialize;
 
 use crate::domain::batch::{BATCH_MAX, BatchFault};
-use crate::problem::{ApiError, FieldError};
-use crate::publish::{ItemFault, PublishError, PublishRequest, Published, RequestFault};
+use crate::problem::{ApiError, FieldError, TokenFault};
+use crate::publish::{ItemFault, PublishError, PublishRequest, Published, RequestFault, RequestTrace};
 
 use super::answer::json;
 use super::api::Api;
@@ -44,7 +44,14 @@ pub(super) async fn publish(
     request: Request,
 ) -> Result<Response, ApiError> {
     let body = read_json(request, BODY_LIMIT).await?;
-    let request = PublishRequest::of_service(&body, &caller.slug, context.trace_id(), context.given, &api.rules)?;
+    let trace = RequestTrace {
+        id: context.trace_id(),
+        given: context.given,
+    };
+    let request = match &caller.app {
+        None => PublishRequest::of_service(&body, &caller.consumer, trace, &api.rules)?,
+        Some(app) => PublishRequest::of_app(&body, app.clone(), trace, &api.rules)?,
+    };
     drop(body);
     let batch = request.batch;
     let published = api.publisher.publish(request).await?;
@@ -104,6 +111,7 @@ impl From<ItemFault> for ApiError {
             ItemFault::SourceMismatch { own, .. } => Self::SourceMismatch { expected: own },
             ItemFault::UnknownSource(source) => Self::UnknownSource(source),
             ItemFault::TypeNotAllowed { allowed, .. } => Self::TypeNotAllowed { allowed },
+            ItemFault::ActorMismatch => Self::ActorMismatch,
         }
     }
 }
@@ -123,6 +131,8 @@ impl From<PublishError> for ApiError {
                 hops,
                 max_hops,
             },
+            PublishError::Revoked => Self::Token(TokenFault::Revoked),
+            PublishError::Quota(fault) => Self::QuotaExceeded(fault),
             PublishError::Unavailable => Self::unavailable(error),
             PublishError::Internal => Self::internal(error),
         }

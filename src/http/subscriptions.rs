@@ -10,6 +10,8 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::domain::app::Holder;
+use crate::domain::endpoint::app_endpoint;
 use crate::domain::ids::SubscriptionId;
 use crate::domain::json::Members;
 use crate::domain::retry::RetryPolicy;
@@ -48,6 +50,11 @@ struct SubscriptionView {
     retry_policy: Option<Box<RawValue>>,
     created_at: Millis,
     updated_at: Millis,
+    /// Only of an app's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    project_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    env: Option<String>,
     /// Only where the subscription says so.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_inflight: Option<i32>,
@@ -74,6 +81,8 @@ impl From<Subscription> for SubscriptionView {
             retry_policy: stored.retry_policy.and_then(|text| RawValue::from_string(text).ok()),
             created_at: Millis(stored.created_at),
             updated_at: Millis(stored.updated_at),
+            env: stored.project_id.is_some().then_some(stored.env),
+            project_id: stored.project_id,
             max_inflight: stored.max_inflight,
             secret: None,
             previous_secret_valid_until: None,
@@ -81,7 +90,7 @@ impl From<Subscription> for SubscriptionView {
     }
 }
 
-/// Makes a subscription of the calling service; its secret is shown this once.
+/// Makes a subscription of the caller; its secret is shown this once.
 pub(super) async fn create(
     State(api): State<Arc<Api>>,
     caller: Caller<CreateSubscription>,
@@ -98,13 +107,16 @@ pub(super) async fn create(
     let pattern = pattern.ok_or(ApiError::BadTopicBody(
         "topic_pattern must be [a-z0-9_] segments or *, joined by dots, at most 200 characters".into(),
     ))?;
+    caller.subscribing()?;
+    caller.naming(&pattern)?;
     let endpoint = member("endpoint").and_then(text).ok_or(ApiError::EndpointNotAllowed(
         "endpoint must be an http or https address".into(),
     ))?;
-    let endpoint = api
-        .endpoint_hosts
-        .check(&endpoint)
-        .map_err(|fault| ApiError::EndpointNotAllowed(fault.to_string().into()))?;
+    let checked = match caller.app {
+        None => api.endpoint_hosts.check(&endpoint),
+        Some(_) => app_endpoint(&endpoint),
+    };
+    let endpoint = checked.map_err(|fault| ApiError::EndpointNotAllowed(fault.to_string().into()))?;
     let secret = match member("secret") {
         None => new_secret(),
         Some(given) => checked_secret(given)?,
@@ -114,13 +126,18 @@ pub(super) async fn create(
     let created = api
         .store
         .create_subscription(&NewSubscription {
-            consumer: &caller.slug,
+            holder: caller.holder(),
             topic_pattern: pattern.as_str(),
             endpoint: endpoint.as_str(),
             secret: &secret,
             retry_policy: retry_policy.as_deref(),
             max_inflight,
             consumer_max: api.subscriptions_max,
+            project_max: caller
+                .app
+                .as_ref()
+                .and_then(|app| api.quotas.of(app.project.env).subscriptions),
+            issued_at_s: caller.claims.issued_at_s,
         })
         .await?;
     let view = SubscriptionView {
@@ -132,7 +149,7 @@ pub(super) async fn create(
 
 /// The caller's subscriptions, oldest first.
 pub(super) async fn list(State(api): State<Arc<Api>>, caller: Caller<ListSubscriptions>) -> Result<Response, ApiError> {
-    let stored = api.store.subscriptions(&caller.slug).await?;
+    let stored = api.store.subscriptions(&caller.holder()).await?;
     let subscriptions = stored.into_iter().map(SubscriptionView::from).collect();
     Ok(json(StatusCode::OK, &SubscriptionList { subscriptions }))
 }
@@ -143,7 +160,7 @@ pub(super) async fn read(
     caller: Caller<ReadSubscription>,
     PathOf(id): PathOf<String>,
 ) -> Result<Response, ApiError> {
-    let found = api.store.subscription(&caller.slug, &known(&id)?).await?;
+    let found = api.store.subscription(&caller.holder(), &known(&id)?).await?;
     Ok(json(
         StatusCode::OK,
         &SubscriptionView::from(found.ok_or_else(unknown)?),
@@ -158,7 +175,7 @@ pub(super) async fn update(
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (id, body) = change_of_own(&api, &caller.slug, &id, request).await?;
+    let (id, body) = change_of_own(&api, &caller.holder(), &id, request).await?;
     let wrong = |detail: &'static str| ApiError::Unprocessable(detail.into());
     let members = Members::parse(&body).ok_or(wrong("the body must be an object of what is to change"))?;
     let mut policy = None;
@@ -178,7 +195,7 @@ pub(super) async fn update(
         retry_policy: policy.as_ref().map(Option::as_deref),
         max_inflight: inflight,
     };
-    let updated = api.store.update_subscription(&caller.slug, &id, &change).await?;
+    let updated = api.store.update_subscription(&caller.holder(), &id, &change).await?;
     let updated = updated.ok_or_else(unknown)?;
     (api.wake)(&[id]);
     Ok(json(StatusCode::OK, &SubscriptionView::from(updated)))
@@ -191,7 +208,8 @@ pub(super) async fn enable(
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (id, switched) = switch(&api, &caller.slug, &id, request, Switch::On).await?;
+    caller.subscribing()?;
+    let (id, switched) = switch(&api, &caller, &id, request, Switch::On).await?;
     (api.wake)(&[id]);
     Ok(switched)
 }
@@ -203,20 +221,22 @@ pub(super) async fn disable(
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (_, switched) = switch(&api, &caller.slug, &id, request, Switch::Off).await?;
+    let (_, switched) = switch(&api, &caller, &id, request, Switch::Off).await?;
     Ok(switched)
 }
 
 async fn switch(
     api: &Api,
-    consumer: &str,
+    caller: &Caller<ToggleSubscription>,
     id: &str,
     request: Request,
     to: Switch,
 ) -> Result<(SubscriptionId, Response), ApiError> {
     read_json(request, BODY_LIMIT).await?;
     let id = known(id)?;
-    let switched = api.store.set_enabled(consumer, &id, to).await?.ok_or_else(unknown)?;
+    let issued_at_s = caller.claims.issued_at_s;
+    let switched = api.store.set_enabled(&caller.holder(), &id, to, issued_at_s).await?;
+    let switched = switched.ok_or_else(unknown)?;
     Ok((id, json(StatusCode::OK, &SubscriptionView::from(switched))))
 }
 
@@ -227,7 +247,7 @@ pub(super) async fn rotate_secret(
     PathOf(id): PathOf<String>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let (id, body) = change_of_own(&api, &caller.slug, &id, request).await?;
+    let (id, body) = change_of_own(&api, &caller.holder(), &id, request).await?;
     let members = Members::parse(&body);
     let member = |name: &str| Some(members.as_ref()?.get(name)?.get());
     let secret = match member("secret") {
@@ -237,7 +257,7 @@ pub(super) async fn rotate_secret(
     let overlap_ms = overlap_ms(member("overlap_s"))?;
     let rotated = api
         .store
-        .rotate_secret(&caller.slug, &id, &secret, overlap_ms)
+        .rotate_secret(&caller.holder(), &id, &secret, overlap_ms)
         .await?
         .ok_or_else(unknown)?;
     let view = SubscriptionView {
@@ -251,13 +271,13 @@ pub(super) async fn rotate_secret(
 /// The body that changes a subscription of the caller. Whose it is comes before what is wrong with the body.
 async fn change_of_own(
     api: &Api,
-    consumer: &str,
+    holder: &Holder<'_>,
     id: &str,
     request: Request,
 ) -> Result<(SubscriptionId, String), ApiError> {
     let body = read_members(request, BODY_LIMIT, ApiError::Unprocessable).await?;
     let id = known(id)?;
-    api.store.subscription(consumer, &id).await?.ok_or_else(unknown)?;
+    api.store.subscription(holder, &id).await?.ok_or_else(unknown)?;
     Ok((id, body))
 }
 

@@ -11,6 +11,12 @@ pub enum Capability {
     SubscriptionManage,
     /// Inspect and steer deliveries, delivery policies and placement.
     DeliveryAdmin,
+    /// Publish events as a developer app.
+    AppPublish,
+    /// Pull events and keep checkpoints as a developer app.
+    AppRead,
+    /// Manage the subscriptions of a developer app.
+    AppSubscribe,
 }
 
 impl Capability {
@@ -22,6 +28,9 @@ impl Capability {
             Self::EventRead => "events.event.read",
             Self::SubscriptionManage => "events.subscription.manage",
             Self::DeliveryAdmin => "events.delivery.admin",
+            Self::AppPublish => "events.app.publish",
+            Self::AppRead => "events.app.read",
+            Self::AppSubscribe => "events.app.subscribe",
         }
     }
 }

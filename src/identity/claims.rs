@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use crate::domain::app::Env;
 use crate::domain::ids::{is_prefixed_id, is_slug};
 
 /// What a verified token says.
@@ -50,15 +51,6 @@ pub struct AppPrincipal {
     pub on_behalf_of: Option<String>,
     /// The `ns` claim; empty where the token has none.
     pub namespaces: Vec<String>,
-}
-
-/// The environment a token belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Env {
-    /// Where developers try things out.
-    Sandbox,
-    /// The real thing.
-    Production,
 }
 
 /// Principals that are refused on every route.
@@ -221,16 +213,6 @@ impl Kind {
             _ => return None,
         };
         valid.then_some(kind)
-    }
-}
-
-impl Env {
-    fn named(name: &str) -> Option<Self> {
-        match name {
-            "sandbox" => Some(Self::Sandbox),
-            "production" => Some(Self::Production),
-            _ => None,
-        }
     }
 }
 

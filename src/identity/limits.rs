@@ -11,6 +11,8 @@ const HOUR_S: i64 = 3_600;
 /// A named limit. Routes that share one share its count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Limit {
+    /// Publishing, by a developer app.
+    AppPublish,
     /// Reading checkpoints.
     CheckpointRead,
     /// Storing checkpoints.
@@ -96,7 +98,8 @@ pub struct Exceeded {
 
 impl Limit {
     /// Every limit, ordered by id.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
+        Self::AppPublish,
         Self::CarrierList,
         Self::CarrierSwitch,
         Self::CheckpointRead,
@@ -122,6 +125,7 @@ impl Limit {
     /// The name on the wire and in metrics.
     pub fn id(self) -> &'static str {
         match self {
+            Self::AppPublish => "events.app.publish",
             Self::CheckpointRead => "events.checkpoint.read",
             Self::CheckpointWrite => "events.checkpoint.write",
             Self::DeliveryList => "events.delivery.list",
@@ -148,6 +152,7 @@ impl Limit {
     /// What it allows; `None` takes the configured default.
     fn own(self) -> Option<Allowance> {
         let (minute, hour) = match self {
+            Self::AppPublish => (60, 1_200),
             Self::EventPublish | Self::EventPull | Self::CheckpointWrite => (600, 20_000),
             Self::SubscriptionCreate
             | Self::SubscriptionToggle
@@ -303,6 +308,7 @@ mod tests {
         assert!(ids.is_sorted());
         let limits = limits();
         for (limit, minute, hour) in [
+            (Limit::AppPublish, 60, 1_200),
             (Limit::EventPublish, 600, 20_000),
             (Limit::EventPull, 600, 20_000),
             (Limit::CheckpointWrite, 600, 20_000),

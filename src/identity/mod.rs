@@ -13,9 +13,10 @@ mod person;
 mod ticket;
 mod token;
 
+pub use crate::domain::app::Env;
 pub use capability::{Capability, granted};
-pub use claims::{AppPrincipal, Claims, Env, Principal, UnlistedPrincipal};
-pub use guard::{Caller, Refusal, bearer, first_party};
+pub use claims::{AppPrincipal, Claims, Principal, UnlistedPrincipal};
+pub use guard::{Authenticated, Caller, Refusal, authenticate, bearer, first_party};
 pub use jwks::KeySet;
 pub use jws::Jws;
 pub use keys::{KeyError, Keys, Unavailable};

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::claims::{self, Claims, Env};
-use super::{Jws, Keys, Unavailable};
+use super::claims::{self, Claims};
+use super::{Env, Jws, Keys, Unavailable};
 
 const TOKEN_BYTES_MAX: usize = 16 * 1024;
 /// How far the network's clock and ours may disagree.

@@ -2,10 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::domain::app::{App, Env, Project, QuotaFault};
 use crate::domain::envelope::Envelope;
-use crate::store::{KnownEvent, LoopKey, LoopState};
+use crate::store::{Held, KnownEvent, LoopKey, LoopState, View, receipt_owner};
 
-use super::{PublishError, PublishRequest};
+use super::{Bounds, PublishError, PublishRequest};
 
 /// What happens to one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,12 +28,24 @@ pub(super) enum Decision {
 }
 
 /// An event that an earlier request of the group stores.
+#[derive(PartialEq, Eq)]
 struct Accepted {
     source: String,
     event_type: String,
+    project: Option<Project>,
 }
 
-/// What earlier requests of the group added to a trace.
+impl Accepted {
+    fn of(envelope: &Envelope, project: Option<&Project>) -> Self {
+        Self {
+            source: envelope.source.clone(),
+            event_type: envelope.event_type.clone(),
+            project: project.cloned(),
+        }
+    }
+}
+
+/// What earlier requests of the group added to a trace, by who is counted together.
 #[derive(Default)]
 struct Trace {
     deepest_by_source: HashMap<String, i32>,
@@ -43,19 +56,25 @@ struct Trace {
 pub(super) struct Ledger<'a> {
     known: &'a HashMap<String, KnownEvent>,
     loops: &'a HashMap<LoopKey, LoopState>,
-    max_hops: i32,
+    /// What is in force.
+    view: &'a View,
+    bounds: &'a Bounds,
+    /// What projects hold, this group's events included.
+    held: HashMap<Project, Held>,
     accepted: HashMap<String, Accepted>,
-    traces: HashMap<String, Trace>,
+    /// By trace, and by project for what apps published.
+    traces: HashMap<(String, Option<Project>), Trace>,
 }
 
 /// What the loop guard counts an event by.
-pub(super) fn loop_key(envelope: &Envelope) -> LoopKey {
+pub(super) fn loop_key(envelope: &Envelope, project: Option<&Project>) -> LoopKey {
     LoopKey {
         trace_id: envelope.trace_id.clone(),
         source: envelope.source.clone(),
         event_type: envelope.event_type.clone(),
         subject_type: envelope.subject.kind.clone(),
         subject_id: envelope.subject.id.clone(),
+        project: project.cloned(),
     }
 }
 
@@ -64,12 +83,16 @@ impl<'a> Ledger<'a> {
     pub(super) fn new(
         known: &'a HashMap<String, KnownEvent>,
         loops: &'a HashMap<LoopKey, LoopState>,
-        max_hops: i32,
+        held: HashMap<Project, Held>,
+        view: &'a View,
+        bounds: &'a Bounds,
     ) -> Self {
         Self {
             known,
             loops,
-            max_hops,
+            view,
+            bounds,
+            held,
             accepted: HashMap::new(),
             traces: HashMap::new(),
         }
@@ -77,25 +100,59 @@ impl<'a> Ledger<'a> {
 
     /// Decides a request, all or nothing: a refused one leaves the ledger as it was.
     pub(super) fn decide(&mut self, request: &PublishRequest) -> Result<Vec<Decision>, PublishError> {
-        let decisions = request
-            .events
-            .iter()
-            .map(|event| self.decide_event(&event.envelope, event.guarded))
-            .collect::<Result<Vec<Decision>, PublishError>>()?;
+        if is_revoked(request, self.view) {
+            return Err(PublishError::Revoked);
+        }
+        let project = request.project();
+        let before = project
+            .and_then(|project| self.held.get(project))
+            .copied()
+            .unwrap_or_default();
+        let mut held = before;
+        let mut decisions = Vec::with_capacity(request.events.len());
+        for event in &request.events {
+            let decision = self.decide_event(&event.envelope, event.guarded, project)?;
+            if let (Some(app), Decision::Store { .. }) = (&request.app, decision) {
+                self.reserve(app, &event.envelope, before, &mut held)?;
+            }
+            decisions.push(decision);
+        }
+        if let Some(project) = project {
+            self.held.insert(project.clone(), held);
+        }
         for (event, decision) in request.events.iter().zip(&decisions) {
             if let Decision::Store { hops } = *decision {
-                self.accept(&event.envelope, &request.request_id, hops);
+                self.accept(&event.envelope, project, &request.request_id, hops);
             }
         }
         Ok(decisions)
     }
 
-    fn decide_event(&self, envelope: &Envelope, guarded: bool) -> Result<Decision, PublishError> {
+    /// Takes room for an event, if its project has as much.
+    fn reserve(&self, app: &App, envelope: &Envelope, before: Held, held: &mut Held) -> Result<(), QuotaFault> {
+        let quota = self.bounds.quotas.of(app.project.env);
+        held.recent += 1;
+        held.bytes += envelope.size_bytes();
+        match (quota.publish_per_minute, quota.retained_bytes) {
+            (Some(limit), _) if held.recent > limit => Err(QuotaFault::PublishRate { limit }),
+            (_, Some(limit)) if held.bytes > limit => Err(QuotaFault::RetainedBytes {
+                limit,
+                used: before.bytes,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn decide_event(
+        &self,
+        envelope: &Envelope,
+        guarded: bool,
+        project: Option<&Project>,
+    ) -> Result<Decision, PublishError> {
         let conflict = || PublishError::IdConflict {
             event_id: envelope.event_id.clone(),
         };
         match self.known.get(envelope.event_id.as_str()) {
-            // Developer apps' events have owners of their own; a service's id never repeats one of theirs.
             Some(KnownEvent::Stored {
                 position,
                 source,
@@ -103,41 +160,52 @@ impl<'a> Ledger<'a> {
                 project_id,
                 env,
             }) => {
+                let own = project.map_or((None, Env::Production), |project| (Some(&*project.id), project.env));
                 let same = *source == envelope.source
                     && *event_type == envelope.event_type
-                    && project_id.is_none()
-                    && env == "production";
+                    && (project_id.as_deref(), Env::named(env)) == (own.0, Some(own.1));
                 return if same {
                     Ok(Decision::Stored { position: *position })
                 } else {
                     Err(conflict())
                 };
             }
-            Some(KnownEvent::ReceiptOnly) => return Ok(Decision::ReceiptOnly),
+            Some(KnownEvent::ReceiptOnly { owner }) => {
+                let own = project.map(|project| receipt_owner(project, &envelope.source, &envelope.event_type));
+                return if *owner == own {
+                    Ok(Decision::ReceiptOnly)
+                } else {
+                    Err(conflict())
+                };
+            }
             None => {}
         }
         if let Some(accepted) = self.accepted.get(envelope.event_id.as_str()) {
-            let same = accepted.source == envelope.source && accepted.event_type == envelope.event_type;
+            let same = *accepted == Accepted::of(envelope, project);
             return if same { Ok(Decision::SameGroup) } else { Err(conflict()) };
         }
-        let hops = if guarded { self.hops(envelope) } else { 1 };
-        if hops > self.max_hops {
+        let hops = if guarded { self.hops(envelope, project) } else { 1 };
+        let max_hops = self.bounds.max_hops;
+        if hops > max_hops {
             return Err(PublishError::Loop {
                 event_id: envelope.event_id.clone(),
                 hops: (hops - 1).unsigned_abs(),
-                max_hops: self.max_hops.unsigned_abs(),
+                max_hops: max_hops.unsigned_abs(),
             });
         }
         Ok(Decision::Store { hops })
     }
 
     /// The depth of an event: one more than the deepest event of another source in its trace, or than the number of
-    /// earlier publish requests that said the same about the same subject, whichever is more.
-    fn hops(&self, envelope: &Envelope) -> i32 {
-        let key = loop_key(envelope);
+    /// earlier publish requests that said the same about the same subject, whichever is more. What apps published counts for
+    /// their own project alone.
+    fn hops(&self, envelope: &Envelope, project: Option<&Project>) -> i32 {
+        let key = loop_key(envelope, project);
         let stored = self.loops.get(&key).copied().unwrap_or_default();
         let (mut deepest_other, mut repeats) = (stored.deepest_other, stored.repeats);
-        if let Some(trace) = self.traces.get(&envelope.trace_id) {
+        let trace = |project: Option<&Project>| self.traces.get(&(envelope.trace_id.clone(), project.cloned()));
+        let first_party = project.and_then(|_| trace(None));
+        for trace in trace(project).into_iter().chain(first_party) {
             let others = trace
                 .deepest_by_source
                 .iter()
@@ -149,19 +217,23 @@ impl<'a> Ledger<'a> {
         deepest_other.max(repeats).saturating_add(1)
     }
 
-    fn accept(&mut self, envelope: &Envelope, request_id: &str, hops: i32) {
-        let accepted = Accepted {
-            source: envelope.source.clone(),
-            event_type: envelope.event_type.clone(),
-        };
-        self.accepted.insert(envelope.event_id.to_string(), accepted);
-        let trace = self.traces.entry(envelope.trace_id.clone()).or_default();
+    fn accept(&mut self, envelope: &Envelope, project: Option<&Project>, request_id: &str, hops: i32) {
+        self.accepted
+            .insert(envelope.event_id.to_string(), Accepted::of(envelope, project));
+        let of = (envelope.trace_id.clone(), project.cloned());
+        let trace = self.traces.entry(of).or_default();
         let deepest = trace.deepest_by_source.entry(envelope.source.clone()).or_insert(hops);
         *deepest = (*deepest).max(hops);
         trace
             .requests_by_key
-            .entry(loop_key(envelope))
+            .entry(loop_key(envelope, project))
             .or_default()
             .insert(request_id.to_owned());
     }
+}
+
+/// Whether the app that publishes was revoked after its token was issued.
+pub(super) fn is_revoked(request: &PublishRequest, view: &View) -> bool {
+    let app = request.app.as_ref();
+    app.is_some_and(|app| view.withdrawn(&request.publisher).ends_token(app.issued_at_s))
 }

@@ -3,15 +3,17 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use crate::domain::app::{Project, Withdrawal};
 use crate::domain::cursor::Cursor;
+use crate::domain::envelope::Envelope;
 use crate::domain::ids::{EventId, SubscriptionId};
 use crate::domain::policy::Semantics;
 use crate::fabric::{Fabric, Placed, Rung};
 use crate::store::{KnownEvent, LoopKey, NewDelivery, NewEvent, Store, StoreError, Stored, View};
 
-use super::decide::{Decision, Ledger, loop_key};
+use super::decide::{Decision, Ledger, is_revoked, loop_key};
 use super::request::Prepared;
-use super::{PublishError, PublishRequest, Published};
+use super::{Bounds, PublishError, PublishRequest, Published};
 
 /// A committed group.
 pub(super) struct Done {
@@ -66,11 +68,14 @@ pub(super) async fn run(
     store: &Store,
     fabric: &Fabric,
     requests: &[&PublishRequest],
-    max_hops: i32,
+    bounds: &Bounds,
 ) -> Result<Done, StoreError> {
     let view = store.view();
     let plans = Plans::of(requests, &view, fabric);
-    if stand_alone(requests) && plans.placed.is_recorded() {
+    let usual = requests
+        .iter()
+        .all(|request| !is_revoked(request, &view) && withdrawals(request).next().is_none());
+    if usual && stand_alone(requests) && plans.placed.is_recorded() {
         let all: Vec<Result<Vec<Decision>, PublishError>> = requests
             .iter()
             .map(|request| Ok(vec![Decision::Store { hops: 1 }; request.events.len()]))
@@ -82,7 +87,14 @@ pub(super) async fn run(
             .map(|event| event.guarded)
             .collect();
         let stored = store
-            .publish_at_once(view.version, max_hops, &guarded, &rows.events, &rows.deliveries)
+            .publish_at_once(
+                view.version,
+                bounds.max_hops,
+                &guarded,
+                &bounds.quotas,
+                &rows.events,
+                &rows.deliveries,
+            )
             .await?;
         if let Some(stored) = stored {
             let (answers, work) = done(requests, all, &rows, &stored, view.epoch);
@@ -90,7 +102,7 @@ pub(super) async fn run(
             return Ok(Done { answers, work, placed });
         }
     }
-    decide(store, fabric, requests, max_hops, view, plans).await
+    decide(store, fabric, requests, bounds, view, plans).await
 }
 
 /// Whether no request has a say in what happens to another of the group: no id stands in it twice, and no trace that the
@@ -111,7 +123,7 @@ async fn decide(
     store: &Store,
     fabric: &Fabric,
     requests: &[&PublishRequest],
-    max_hops: i32,
+    bounds: &Bounds,
     mut view: Arc<View>,
     mut plans: Plans,
 ) -> Result<Done, StoreError> {
@@ -124,10 +136,14 @@ async fn decide(
     let mut group = store.open_group(&ids).await?;
 
     let keys = guarded_keys(requests, &group.known);
-    let loops = group.loops(&keys.iter().collect::<Vec<_>>(), max_hops).await?;
-    let mut ledger = Ledger::new(&group.known, &loops, max_hops);
+    let loops = group.loops(&keys.iter().collect::<Vec<_>>(), bounds.max_hops).await?;
+    let held = group.held(&brought(requests), &bounds.quotas).await?;
+    let in_force = Arc::clone(&group.view);
+    let mut ledger = Ledger::new(&group.known, &loops, held, &in_force, bounds);
     let decisions: Vec<Result<Vec<Decision>, PublishError>> =
         requests.iter().map(|request| ledger.decide(request)).collect();
+    // Before anything is queued for whoever has just lost the right to it.
+    group.withdraw(&withdrawn(requests, &decisions)).await?;
 
     if !Arc::ptr_eq(&view, &group.view) {
         view = Arc::clone(&group.view);
@@ -146,6 +162,36 @@ async fn decide(
     let (answers, work) = done(requests, decisions, &rows, &stored, view.epoch);
     let placed = plans.placed;
     Ok(Done { answers, work, placed })
+}
+
+/// What the events of a request withdraw from apps.
+fn withdrawals(request: &PublishRequest) -> impl Iterator<Item = (usize, Withdrawal)> {
+    let of_service = request.app.is_none();
+    let events = request.events.iter().enumerate().filter(move |_| of_service);
+    events.filter_map(|(place, event)| Some((place, Withdrawal::of(&event.envelope)?)))
+}
+
+/// What the events that are stored withdraw from apps.
+fn withdrawn(requests: &[&PublishRequest], decisions: &[Result<Vec<Decision>, PublishError>]) -> Vec<Withdrawal> {
+    let decided = requests.iter().zip(decisions);
+    let accepted = decided.filter_map(|(request, decided)| Some((request, decided.as_ref().ok()?)));
+    accepted
+        .flat_map(|(request, decided)| {
+            withdrawals(request).filter(|(place, _)| matches!(decided[*place], Decision::Store { .. }))
+        })
+        .map(|(_, withdrawal)| withdrawal)
+        .collect()
+}
+
+/// How many events each project asks to store.
+fn brought<'a>(requests: &[&'a PublishRequest]) -> HashMap<&'a Project, i64> {
+    let mut brought: HashMap<&Project, i64> = HashMap::new();
+    for request in requests {
+        if let Some(project) = request.project() {
+            *brought.entry(project).or_default() += i64::try_from(request.events.len()).unwrap_or(i64::MAX);
+        }
+    }
+    brought
 }
 
 /// What is stored for the events that are new.
@@ -187,6 +233,7 @@ impl<'a> Rows<'a> {
                     hops,
                     publisher: &request.publisher,
                     request_id: &request.request_id,
+                    project: request.project(),
                 });
             }
         }
@@ -253,8 +300,11 @@ impl Plans {
     /// What nobody receives needs neither a key nor a carrier.
     fn of(requests: &[&PublishRequest], view: &View, fabric: &Fabric) -> Self {
         let mut placed = Placed::default();
-        let mut of_event = |event: &Prepared| {
-            let subscribers: Vec<usize> = view.matching(&event.envelope.event_type).collect();
+        let mut of_event = |event: &Prepared, project: Option<&Project>| {
+            let Envelope {
+                event_type, visibility, ..
+            } = &event.envelope;
+            let subscribers: Vec<usize> = view.matching(event_type, *visibility, project).collect();
             let (policy_key, policy) = view.policies.in_force(&event.envelope.event_type);
             let received = !subscribers.is_empty();
             Plan {
@@ -266,7 +316,10 @@ impl Plans {
         };
         let of_requests = requests
             .iter()
-            .map(|request| request.events.iter().map(&mut of_event).collect())
+            .map(|request| {
+                let project = request.project();
+                request.events.iter().map(|event| of_event(event, project)).collect()
+            })
             .collect();
         Self { of_requests, placed }
     }
@@ -277,9 +330,9 @@ impl Plans {
 fn guarded_keys(requests: &[&PublishRequest], known: &HashMap<String, KnownEvent>) -> Vec<LoopKey> {
     let keys: HashSet<LoopKey> = requests
         .iter()
-        .flat_map(|request| &request.events)
-        .filter(|event| event.guarded && !known.contains_key(event.envelope.event_id.as_str()))
-        .map(|event| loop_key(&event.envelope))
+        .flat_map(|request| request.events.iter().map(|event| (event, request.project())))
+        .filter(|(event, _)| event.guarded && !known.contains_key(event.envelope.event_id.as_str()))
+        .map(|(event, project)| loop_key(&event.envelope, project))
         .collect();
     keys.into_iter().collect()
 }

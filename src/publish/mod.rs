@@ -17,13 +17,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::delivery::Wake;
+use crate::domain::app::{QuotaFault, Quotas};
 use crate::domain::cursor::Cursor;
 use crate::domain::ids::EventId;
 use crate::fabric::Fabric;
 use crate::realtime::Bell;
 use crate::store::{SharedStore, StoreError, answered};
 
-pub use request::{ItemFault, PublishRequest, RequestFault, Rules};
+pub use request::{ItemFault, PublishRequest, RequestFault, RequestTrace, Rules};
 
 /// Requests that may wait for the next group.
 const WAITING_REQUESTS_MAX: usize = 4_096;
@@ -66,6 +67,12 @@ pub enum PublishError {
         /// How deep it may be.
         max_hops: u32,
     },
+    /// The app was revoked after its token was issued.
+    #[error("the app was revoked after this token was issued")]
+    Revoked,
+    /// The app's project has no room for it.
+    #[error(transparent)]
+    Quota(#[from] QuotaFault),
     /// The database cannot take it now.
     #[error("events cannot be stored at the moment")]
     Unavailable,
@@ -104,7 +111,7 @@ impl Publisher {
     /// Starts the task that runs the groups; it ends when `stop` is cancelled and nothing waits any more.
     pub fn start(
         store: SharedStore,
-        max_hops: i32,
+        bounds: Bounds,
         fabric: Arc<Fabric>,
         bells: Bells,
         stop: CancellationToken,
@@ -113,7 +120,7 @@ impl Publisher {
         let room = Arc::new(Semaphore::new(WAITING_KIB_MAX as usize));
         let groups = Groups {
             store,
-            max_hops,
+            bounds,
             fabric,
             bells,
         };
@@ -143,6 +150,15 @@ impl Publisher {
     }
 }
 
+/// What no event may exceed.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Events of a chain under one trace.
+    pub max_hops: i32,
+    /// What the projects of apps may use.
+    pub quotas: Quotas,
+}
+
 /// What is rung in this process when events are stored.
 pub struct Bells {
     /// The dispatcher of deliveries.
@@ -154,7 +170,7 @@ pub struct Bells {
 /// What groups are run with.
 struct Groups {
     store: SharedStore,
-    max_hops: i32,
+    bounds: Bounds,
     fabric: Arc<Fabric>,
     bells: Bells,
 }
@@ -195,13 +211,8 @@ impl Groups {
     /// that one request cannot spoil the answer of another.
     async fn commit(&self, group: Vec<Waiting>) {
         let requests: Vec<&PublishRequest> = group.iter().map(|waiting| &waiting.request).collect();
-        let running = AssertUnwindSafe(answered(group::run(
-            &self.store,
-            &self.fabric,
-            &requests,
-            self.max_hops,
-        )))
-        .catch_unwind();
+        let running =
+            AssertUnwindSafe(answered(group::run(&self.store, &self.fabric, &requests, &self.bounds))).catch_unwind();
         let error = match running.await {
             Ok(Ok(mut done)) => {
                 let newest = done.newest();
@@ -290,7 +301,11 @@ mod tests {
             sources: Default::default(),
             max_payload_bytes: 65_536,
         };
-        let one = PublishRequest::of_service(raw, "live", "4bf92f3577b34da6a3ce929d0e0e4736", false, &rules);
+        let trace = RequestTrace {
+            id: "4bf92f3577b34da6a3ce929d0e0e4736",
+            given: false,
+        };
+        let one = PublishRequest::of_service(raw, "live", trace, &rules);
         let mut request = one.expect("a valid event");
         request.events = vec![request.events[0].clone(); events];
         request.bytes = bytes;

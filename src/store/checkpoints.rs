@@ -1,5 +1,6 @@
 //! Positions that consumers keep here because they have nowhere better.
 
+use crate::domain::app::Holder;
 use crate::domain::cursor::Cursor;
 use crate::domain::time::Millis;
 use crate::domain::topic::TopicPattern;
@@ -19,15 +20,20 @@ pub struct Checkpoint {
 
 impl Store {
     /// What a consumer stored for a pattern.
-    pub async fn checkpoint(&self, consumer: &str, topic: &TopicPattern) -> Result<Option<Checkpoint>, StoreError> {
+    pub async fn checkpoint(
+        &self,
+        holder: &Holder<'_>,
+        topic: &TopicPattern,
+    ) -> Result<Option<Checkpoint>, StoreError> {
         let mut reader = self.reader().await?;
         let row = sqlx::query!(
             r#"
             SELECT cursor, epoch, carrier, updated_at FROM consumer_checkpoints
-            WHERE consumer = $1 AND env = 'production' AND topic_pattern = $2
+            WHERE consumer = $1 AND env = $3 AND topic_pattern = $2
             "#,
-            consumer,
+            holder.consumer,
             topic.as_str(),
+            holder.env(),
         )
         .fetch_optional(self.run(&mut reader))
         .await?;
@@ -44,7 +50,7 @@ impl Store {
     /// Stores a position; the last write wins and may go back.
     pub async fn set_checkpoint(
         &self,
-        consumer: &str,
+        holder: &Holder<'_>,
         topic: &TopicPattern,
         cursor: Cursor,
         carrier: Option<&str>,
@@ -52,18 +58,19 @@ impl Store {
         let mut transaction = self.begin().await?;
         let updated_at = sqlx::query_scalar!(
             r#"
-            INSERT INTO consumer_checkpoints (consumer, topic_pattern, cursor, epoch, carrier, updated_at)
-            VALUES ($1, $2, $3, $4, $5, now_ms())
+            INSERT INTO consumer_checkpoints (consumer, topic_pattern, cursor, epoch, carrier, updated_at, env)
+            VALUES ($1, $2, $3, $4, $5, now_ms(), $6)
             ON CONFLICT (consumer, env, topic_pattern) DO UPDATE
             SET cursor = excluded.cursor, epoch = excluded.epoch, carrier = excluded.carrier,
                 updated_at = excluded.updated_at
             RETURNING updated_at
             "#,
-            consumer,
+            holder.consumer,
             topic.as_str(),
             cursor.position,
             cursor.epoch,
             carrier,
+            holder.env(),
         )
         .fetch_one(self.run(&mut transaction))
         .await?;

@@ -1,5 +1,6 @@
 //! What the store can fail with. Database errors are told apart by SQLSTATE and constraint, never by their text.
 
+use crate::domain::app::QuotaFault;
 use crate::domain::ids::SubscriptionId;
 
 /// A failure of the record; each variant is something a caller answers differently.
@@ -14,6 +15,15 @@ pub enum StoreError {
     /// The consumer holds as many subscriptions as it may.
     #[error("the consumer already holds {0} subscriptions")]
     SubscriptionLimit(i64),
+    /// A project has no room for it.
+    #[error(transparent)]
+    Quota(#[from] QuotaFault),
+    /// The app was revoked after its token was issued.
+    #[error("the app was revoked after its token was issued")]
+    AppRevoked,
+    /// The app's grant to subscribe was withdrawn after its token was issued.
+    #[error("the grant to subscribe was withdrawn after the token was issued")]
+    SubscribingWithdrawn,
     /// The database belongs to the service that this one replaces.
     #[error(
         "the database was made by the service before this one, and nothing in it was changed; `openvibe-events import` \

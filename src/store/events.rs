@@ -5,6 +5,7 @@
 
 use sqlx::PgConnection;
 
+use crate::domain::app::{self, Project};
 use crate::domain::cursor::Cursor;
 use crate::domain::envelope::{Envelope, Priority, Subject, SubjectRef, Visibility};
 use crate::domain::ids::EventId;
@@ -47,6 +48,8 @@ pub struct PageRequest {
     pub after: Option<Cursor>,
     /// Any of these; never empty.
     pub topics: Vec<TopicPattern>,
+    /// An app's project: its own events are read, and public ones of services. `None` reads as a service.
+    pub project: Option<Project>,
     /// Events wanted, 1..=1000.
     pub limit: i64,
     /// Stored bytes after which the page ends; the event that crosses the line is still part of it.
@@ -105,16 +108,22 @@ impl Store {
         Ok(positions)
     }
 
-    /// One event that a first-party service may see, with its cursor.
-    pub async fn event(&self, id: &EventId) -> Result<Option<PulledEvent>, StoreError> {
+    /// One event, with its cursor, where the reader may see it: an app that of its own project and public ones of services, a
+    /// service every one of production.
+    pub async fn event(&self, id: &EventId, project: Option<&Project>) -> Result<Option<PulledEvent>, StoreError> {
         let mut reader = self.reader().await?;
         let found = sqlx::query!(
             r#"
             SELECT e.seq AS "seq!", epoch.value AS "epoch!"
             FROM events e, store_epoch epoch
-            WHERE e.id = $1 AND e.env = 'production' AND epoch.name = 'events'
+            WHERE e.id = $1 AND epoch.name = 'events'
+              AND CASE WHEN $2::text IS NULL THEN e.env = 'production'
+                       WHEN e.project_id IS NULL THEN e.env = 'production' AND e.visibility = 'public'
+                       ELSE e.project_id = $2 AND e.env = $3 END
             "#,
             id.as_str(),
+            project.map(|project| &*project.id),
+            project.map(|project| project.env.as_str()),
         )
         .fetch_optional(self.run(&mut reader))
         .await?;
@@ -130,12 +139,16 @@ impl Store {
         }))
     }
 
-    /// A page of first-party events after a position.
+    /// A page of the events after a position that the reader may see and asks for.
     pub async fn pull(&self, request: &PageRequest) -> Result<Page, StoreError> {
         let mut reader = self.reader().await?;
-        let shape = match request.topics.as_slice() {
-            [only] if let Some(event_type) = only.exact() => {
+        let shape = match (&request.project, request.topics.as_slice()) {
+            // Of an app's type, or for an app, there may be any number of rows that the reader does not see.
+            (None, [only]) if let Some(event_type) = only.exact().filter(|_| !app::is_of_apps(only)) => {
                 self.page_of_type(&mut reader, request, event_type).await?
+            }
+            (Some(project), topics) if topics.iter().all(app::is_of_apps) => {
+                self.page_of_project(&mut reader, request, project).await?
             }
             _ => self.page_of_patterns(&mut reader, request).await?,
         };
@@ -173,11 +186,16 @@ impl Store {
         reader: &mut PgConnection,
         request: &PageRequest,
     ) -> Result<PageShape, StoreError> {
-        let patterns: Vec<String> = request
+        let patterns = like(&request.topics);
+        // A service finds events of apps through these alone.
+        let of_apps: Vec<&str> = request
             .topics
             .iter()
-            .map(|topic| topic.like().unwrap_or_else(|| "%".to_owned()))
+            .zip(&patterns)
+            .filter(|(topic, _)| app::is_of_apps(topic))
+            .map(|(_, pattern)| pattern.as_str())
             .collect();
+        let project = request.project.as_ref();
         let shape = sqlx::query_as!(
             PageShape,
             r#"
@@ -190,12 +208,15 @@ impl Store {
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
             ), hits AS MATERIALIZED (
                 SELECT seq, size_bytes FROM (
-                    SELECT seq, event_type, size_bytes, env, project_id FROM events
+                    SELECT seq, event_type, size_bytes, env, project_id, visibility FROM events
                     WHERE seq > (SELECT seq FROM start)
                     ORDER BY seq
                     LIMIT $5
                 ) page
-                WHERE event_type LIKE ANY($3::text[]) AND env = 'production' AND project_id IS NULL
+                WHERE event_type LIKE ANY($3::text[])
+                  AND CASE WHEN $7::text IS NOT NULL AND project_id IS NOT NULL THEN project_id = $7 AND env = $8
+                           WHEN project_id IS NOT NULL THEN env = 'production' AND event_type LIKE ANY($9::text[])
+                           ELSE env = 'production' AND ($7 IS NULL OR visibility = 'public') END
                 ORDER BY seq
                 LIMIT $4
             ), kept AS MATERIALIZED (
@@ -221,6 +242,68 @@ impl Store {
             request.limit,
             SCAN_ROWS_MAX,
             request.bytes as f64,
+            project.map(|project| &*project.id),
+            project.map(|project| project.env.as_str()),
+            &of_apps as &[&str],
+        )
+        .fetch_one(self.run(reader))
+        .await?;
+        Ok(shape)
+    }
+
+    /// Scans what a project published, by its index: however much others publish meanwhile, it is no longer to read.
+    async fn page_of_project(
+        &self,
+        reader: &mut PgConnection,
+        request: &PageRequest,
+        project: &Project,
+    ) -> Result<PageShape, StoreError> {
+        let shape = sqlx::query_as!(
+            PageShape,
+            r#"
+            WITH bounds AS MATERIALIZED (
+                SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
+                       floor.value AS floor
+                FROM store_epoch epoch, store_floor floor
+                WHERE epoch.name = 'events' AND floor.name = 'events'
+            ), start AS MATERIALIZED (
+                SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
+            ), hits AS MATERIALIZED (
+                SELECT seq, size_bytes FROM (
+                    SELECT seq, event_type, size_bytes FROM events
+                    WHERE project_id = $7 AND env = $8 AND seq > (SELECT seq FROM start)
+                    ORDER BY seq
+                    LIMIT $5
+                ) page
+                WHERE event_type LIKE ANY($3::text[])
+                ORDER BY seq
+                LIMIT $4
+            ), kept AS MATERIALIZED (
+                SELECT seq FROM (
+                    SELECT seq, sum(size_bytes) OVER (ORDER BY seq ROWS UNBOUNDED PRECEDING) - size_bytes AS before
+                    FROM hits
+                ) h
+                WHERE before < $6
+            ), shape AS MATERIALIZED (
+                SELECT (SELECT count(*) FROM hits) AS hits, (SELECT count(*) FROM kept) AS kept
+            )
+            SELECT epoch AS "epoch!", head AS "head!", floor AS "floor!", start.seq AS "start!",
+                   (SELECT array_agg(seq ORDER BY seq) FROM kept) AS hits,
+                   (shape.hits < $4 AND shape.kept = shape.hits) AS "complete!",
+                   CASE WHEN shape.hits < $4 AND shape.kept = shape.hits
+                        THEN (SELECT seq FROM events
+                              WHERE project_id = $7 AND env = $8 AND seq > (SELECT seq FROM start)
+                              ORDER BY seq OFFSET $5 - 1 LIMIT 1) END AS scan_end
+            FROM bounds, start, shape
+            "#,
+            request.after.map_or(-1, |cursor| cursor.epoch),
+            request.after.map_or(0, |cursor| cursor.position),
+            &like(&request.topics),
+            request.limit,
+            SCAN_ROWS_MAX,
+            request.bytes as f64,
+            &*project.id,
+            project.env.as_str(),
         )
         .fetch_one(self.run(reader))
         .await?;
@@ -302,6 +385,14 @@ impl Store {
         .await?;
         Ok(rows.into_iter().filter_map(EventRow::read).collect())
     }
+}
+
+/// Patterns as SQL compares them.
+fn like(topics: &[TopicPattern]) -> Vec<String> {
+    let patterns = topics
+        .iter()
+        .map(|topic| topic.like().unwrap_or_else(|| "%".to_owned()));
+    patterns.collect()
 }
 
 pub(super) struct EventRow {

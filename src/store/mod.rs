@@ -49,7 +49,7 @@ pub use indexes::{IndexBuild, IndexBuilds, IndexState, LATER_INDEXES, LaterIndex
 pub use migrate::{migrate, schema_generation};
 pub use placements::{DeliveryPlacement, NewPlacement, PLACED_BY_MAX, StoredPlacement};
 pub use policies::StoredPolicy;
-pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent, Stored};
+pub use publish::{Group, Held, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent, Stored, receipt_owner};
 pub use replay::{Placements, Placer, Replay, ReplaySelection, Replayed};
 pub use seal::{Erased, Resealed, Secrets};
 pub use settle::{Outcome, Settlement};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use sqlx::{Postgres, Transaction};
 
+use crate::domain::app::{Env, Project, Quotas, Withdrawal};
 use crate::domain::envelope::Envelope;
 use crate::domain::ids::SubscriptionId;
 
@@ -29,6 +30,8 @@ pub struct Group<'a> {
     pub view: Arc<View>,
     /// What is known of the ids that the group was opened with; an id that is new has no entry.
     pub known: HashMap<String, KnownEvent>,
+    /// The view was read within the group, and is in force once it is committed.
+    pub(super) is_view_new: bool,
 }
 
 /// What is known of an event id.
@@ -48,7 +51,24 @@ pub enum KnownEvent {
         env: String,
     },
     /// It was stored once; only its receipt is left.
-    ReceiptOnly,
+    ReceiptOnly {
+        /// Whose it was and of which type, where a developer app published it; see [`receipt_owner`].
+        owner: Option<String>,
+    },
+}
+
+/// What the receipt of a developer app's event says of it.
+pub fn receipt_owner(project: &Project, source: &str, event_type: &str) -> String {
+    format!("{}/{}/{source}/{event_type}", project.id, project.env.as_str())
+}
+
+/// What a project holds, as its quotas count it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Events received in the last 60 s.
+    pub recent: i64,
+    /// Bytes of its events.
+    pub bytes: i64,
 }
 
 /// What the loop guard counts by.
@@ -64,6 +84,8 @@ pub struct LoopKey {
     pub subject_type: String,
     /// The subject's id.
     pub subject_id: String,
+    /// Whose project, for a developer app's event.
+    pub project: Option<Project>,
 }
 
 /// What is stored of a trace, for the loop guard.
@@ -86,6 +108,8 @@ pub struct NewEvent<'a> {
     pub publisher: &'a str,
     /// The server's id of the publish request.
     pub request_id: &'a str,
+    /// Whose project, for a developer app's event.
+    pub project: Option<&'a Project>,
 }
 
 /// A delivery of an accepted event.
@@ -123,7 +147,7 @@ impl Stored {
 
 impl Store {
     /// Stores a group in one round trip, where nothing is to be decided: the view of this version is in force, every id is
-    /// new, and no trace is deeper than `hops_max`. Answers the position of the first event, which the others follow
+    /// new, no trace is deeper than `hops_max`, and no project exceeds its quotas. Answers the position of the first event, which the others follow
     /// without a hole; otherwise nothing is stored, and [`Store::open_group`] tells why.
     ///
     /// No id may stand in it twice, and the loop guard must have no need to see one of its events before another:
@@ -133,10 +157,12 @@ impl Store {
         version: i64,
         hops_max: i32,
         guarded: &[bool],
+        quotas: &Quotas,
         events: &[NewEvent<'_>],
         deliveries: &[NewDelivery<'_>],
     ) -> Result<Option<Stored>, StoreError> {
         let e = EventColumns::of(events);
+        let q = QuotaColumns::of(quotas);
         let d = DeliveryColumns::of(deliveries);
         let guarded: Vec<Option<&str>> = guarded
             .iter()
@@ -148,7 +174,7 @@ impl Store {
             r#"
             SELECT first_position AS "first!", pinned AS "pinned: Vec<Option<String>>" FROM publish_group(
                 $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23,
-                $24, $25, $26, $27, $28, $29, $30
+                $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35
             )
             "#,
             version,
@@ -171,6 +197,11 @@ impl Store {
             &e.publisher as &[&str],
             &e.request_id as &[&str],
             &e.size_bytes,
+            &e.project_id as &[Option<&str>],
+            &e.env as &[Option<&str>],
+            &q.env as &[&str],
+            &q.rate as &[Option<i64>],
+            &q.bytes as &[Option<i64>],
             &d.event,
             &d.subscription_id as &[&str],
             &d.ordering_key as &[Option<&str>],
@@ -223,7 +254,7 @@ impl Store {
         let rows = sqlx::query!(
             r#"
             SELECT i.id AS "id!", e.seq AS "seq?", e.source AS "source?", e.event_type AS "event_type?", e.project_id,
-                   e.env AS "env?", r.event_id IS NOT NULL AS "receipt!", now_ms() AS "now_ms!"
+                   e.env AS "env?", r.event_id IS NOT NULL AS "receipt!", r.owner, now_ms() AS "now_ms!"
             FROM unnest($1::text[]) AS i(id)
             LEFT JOIN events e ON e.id = i.id
             LEFT JOIN idempotency_receipts r ON r.consumer = 'events:publish' AND r.event_id = i.id
@@ -238,6 +269,7 @@ impl Store {
             now_ms: 0,
             view,
             known: HashMap::with_capacity(rows.len()),
+            is_view_new: false,
         };
         for row in rows {
             group.now_ms = row.now_ms;
@@ -253,7 +285,7 @@ impl Store {
                     group.known.insert(row.id, stored);
                 }
                 _ if row.receipt => {
-                    group.known.insert(row.id, KnownEvent::ReceiptOnly);
+                    group.known.insert(row.id, KnownEvent::ReceiptOnly { owner: row.owner });
                 }
                 _ => {}
             }
@@ -297,6 +329,7 @@ impl Group<'_> {
         if keys.is_empty() {
             return Ok(HashMap::new());
         }
+        let of_apps = keys.iter().any(|key| key.project.is_some());
         let column = |part: fn(&LoopKey) -> &str| keys.iter().map(|key| part(key)).collect::<Vec<&str>>();
         let rows = sqlx::query!(
             r#"
@@ -312,17 +345,132 @@ impl Group<'_> {
         )
         .fetch_all(self.store.run(&mut self.transaction))
         .await?;
-        let states = rows.into_iter().filter_map(|row| {
-            let key = keys.get(usize::try_from(row.ordinal - 1).ok()?)?;
-            Some((
-                (*key).clone(),
-                LoopState {
-                    deepest_other: row.deepest_other,
-                    repeats: row.repeats,
-                },
-            ))
+        let mut states = of_rows(
+            rows.into_iter()
+                .map(|row| (row.ordinal, row.deepest_other, row.repeats)),
+            keys,
+        );
+        if of_apps {
+            let project = |part: fn(&Project) -> &str| -> Vec<Option<&str>> {
+                keys.iter().map(|key| key.project.as_ref().map(part)).collect()
+            };
+            let rows = sqlx::query!(
+                r#"
+                SELECT ordinal AS "ordinal!", deepest_other AS "deepest_other!", repeats AS "repeats!"
+                FROM app_trace_depths($1, $2, $3, $4, $5, $6, $7, $8)
+                "#,
+                &column(|key| &key.trace_id) as &[&str],
+                &column(|key| &key.source) as &[&str],
+                &column(|key| &key.event_type) as &[&str],
+                &column(|key| &key.subject_type) as &[&str],
+                &column(|key| &key.subject_id) as &[&str],
+                &project(|project| &project.id) as &[Option<&str>],
+                &project(|project| project.env.as_str()) as &[Option<&str>],
+                i64::from(hops_max) * 128,
+            )
+            .fetch_all(self.store.run(&mut self.transaction))
+            .await?;
+            states.extend(of_rows(
+                rows.into_iter()
+                    .map(|row| (row.ordinal, row.deepest_other, row.repeats)),
+                keys,
+            ));
+        }
+        Ok(states)
+    }
+
+    /// What these projects hold while the counter row is held: others can only take away from it meanwhile. `brought` is
+    /// how many events each may be given. Where the seconds of the last minute leave no room for those, its newest events
+    /// themselves tell how many came within 60 s, as many of them as the quota allows.
+    pub async fn held(
+        &mut self,
+        brought: &HashMap<&Project, i64>,
+        quotas: &Quotas,
+    ) -> Result<HashMap<Project, Held>, StoreError> {
+        if brought.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let (projects, events): (Vec<&Project>, Vec<i64>) =
+            brought.iter().map(|(project, events)| (*project, *events)).unzip();
+        let rows = sqlx::query!(
+            r#"
+            SELECT p.place AS "place!", coalesce(t.retained_bytes, 0) AS "bytes!",
+                   CASE WHEN coalesce(t.recent, 0) + p.events > p.rate THEN (
+                       SELECT count(*) FROM (
+                           SELECT e.received_at FROM events e WHERE e.project_id = p.project_id AND e.env = p.env
+                           ORDER BY e.seq DESC LIMIT p.rate
+                       ) newest WHERE newest.received_at > $1::bigint - 60000
+                   ) ELSE coalesce(t.recent, 0) END AS "recent!"
+            FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[])
+                WITH ORDINALITY AS p(project_id, env, events, rate, place)
+            LEFT JOIN LATERAL (
+                SELECT t.retained_bytes, recent_events(t.recent_second, t.recent_events, $1) AS recent
+                FROM app_totals t WHERE t.project_id = p.project_id AND t.env = p.env
+                LIMIT 1
+            ) t ON true
+            "#,
+            self.now_ms,
+            &projects.iter().map(|project| &*project.id).collect::<Vec<_>>() as &[&str],
+            &projects.iter().map(|project| project.env.as_str()).collect::<Vec<_>>() as &[&str],
+            &events,
+            &projects
+                .iter()
+                .map(|project| quotas.of(project.env).publish_per_minute)
+                .collect::<Vec<_>>() as &[Option<i64>],
+        )
+        .fetch_all(self.store.run(&mut self.transaction))
+        .await?;
+        let held = rows.into_iter().filter_map(|row| {
+            let project = projects.get(usize::try_from(row.place - 1).ok()?)?;
+            let held = Held {
+                recent: row.recent,
+                bytes: row.bytes,
+            };
+            Some(((*project).clone(), held))
         });
-        Ok(states.collect())
+        Ok(held.collect())
+    }
+
+    /// Puts withdrawals in force with the commit of the group: what was withdrawn later stays so, and every subscription of
+    /// the apps is disabled. What this group itself stores is no longer queued for them.
+    pub async fn withdraw(&mut self, withdrawals: &[Withdrawal]) -> Result<(), StoreError> {
+        if withdrawals.is_empty() {
+            return Ok(());
+        }
+        let consumers: Vec<&str> = withdrawals.iter().map(|one| one.consumer.as_str()).collect();
+        sqlx::query!(
+            r#"
+            INSERT INTO app_revocations AS r (consumer, scope, revoked_at)
+            SELECT w.consumer, w.scope, max(coalesce(w.at_ms, $4))
+            FROM unnest($1::text[], $2::text[], $3::bigint[]) AS w(consumer, scope, at_ms)
+            GROUP BY w.consumer, w.scope
+            ON CONFLICT (consumer, scope) DO UPDATE SET revoked_at = greatest(r.revoked_at, excluded.revoked_at)
+            "#,
+            &consumers as &[&str],
+            &withdrawals.iter().map(|one| one.scope.as_str()).collect::<Vec<_>>() as &[&str],
+            &withdrawals.iter().map(|one| one.at_ms).collect::<Vec<_>>() as &[Option<i64>],
+            self.now_ms,
+        )
+        .execute(self.store.run(&mut self.transaction))
+        .await?;
+        sqlx::query!(
+            r#"
+            WITH locked AS MATERIALIZED (
+                SELECT id FROM subscriptions WHERE consumer = ANY($1) AND enabled = 1
+                ORDER BY id
+                FOR UPDATE
+            )
+            UPDATE subscriptions s SET enabled = 0, updated_at = $2
+            FROM locked l WHERE s.id = l.id
+            "#,
+            &consumers as &[&str],
+            self.now_ms,
+        )
+        .execute(self.store.run(&mut self.transaction))
+        .await?;
+        self.view = Arc::new(self.store.read_view_on(&mut self.transaction).await?);
+        self.is_view_new = true;
+        Ok(())
     }
 
     /// Stores accepted events with their receipts and deliveries, in the order given; answers the position of the first,
@@ -342,7 +490,7 @@ impl Group<'_> {
             r#"
             SELECT first_position AS "first!", pinned AS "pinned: Vec<Option<String>>" FROM store_events(
                 $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23,
-                $24, $25, $26, $27, $28, $29
+                $24, $25, $26, $27, $28, $29, $30, $31
             )
             "#,
             self.now_ms,
@@ -364,6 +512,8 @@ impl Group<'_> {
             &e.publisher as &[&str],
             &e.request_id as &[&str],
             &e.size_bytes,
+            &e.project_id as &[Option<&str>],
+            &e.env as &[Option<&str>],
             &d.event,
             &d.subscription_id as &[&str],
             &d.ordering_key as &[Option<&str>],
@@ -385,7 +535,38 @@ impl Group<'_> {
 
     /// Makes the group durable. An error after this began leaves the outcome unknown; the event ids tell a retry.
     pub async fn commit(self) -> Result<(), StoreError> {
-        Ok(self.transaction.commit().await?)
+        self.transaction.commit().await?;
+        if self.is_view_new {
+            self.store.show_view(self.view);
+        }
+        Ok(())
+    }
+}
+
+fn of_rows(rows: impl Iterator<Item = (i64, i32, i32)>, keys: &[&LoopKey]) -> HashMap<LoopKey, LoopState> {
+    let states = rows.filter_map(|(ordinal, deepest_other, repeats)| {
+        let key = keys.get(usize::try_from(ordinal - 1).ok()?)?;
+        let state = LoopState { deepest_other, repeats };
+        Some(((*key).clone(), state))
+    });
+    states.collect()
+}
+
+/// The quotas that a publish is held to, one array each.
+struct QuotaColumns {
+    env: [&'static str; 2],
+    rate: [Option<i64>; 2],
+    bytes: [Option<i64>; 2],
+}
+
+impl QuotaColumns {
+    fn of(quotas: &Quotas) -> Self {
+        let both = [Env::Production, Env::Sandbox];
+        Self {
+            env: both.map(Env::as_str),
+            rate: both.map(|env| quotas.of(env).publish_per_minute),
+            bytes: both.map(|env| quotas.of(env).retained_bytes),
+        }
     }
 }
 
@@ -409,13 +590,21 @@ struct EventColumns<'a> {
     publisher: Vec<&'a str>,
     request_id: Vec<&'a str>,
     size_bytes: Vec<i64>,
+    /// Empty where no event is an app's, so that those of services cost nothing more; likewise `env`.
+    project_id: Vec<Option<&'a str>>,
+    env: Vec<Option<&'a str>>,
 }
 
 impl<'a> EventColumns<'a> {
     fn of(events: &[NewEvent<'a>]) -> Self {
         let mut columns = Self::default();
+        let of_apps = events.iter().any(|event| event.project.is_some());
         for event in events {
             let envelope = event.envelope;
+            if of_apps {
+                columns.project_id.push(event.project.map(|project| &*project.id));
+                columns.env.push(event.project.map(|project| project.env.as_str()));
+            }
             columns.id.push(envelope.event_id.as_str());
             columns.event_type.push(&envelope.event_type);
             columns.version.push(envelope.version);

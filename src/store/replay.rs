@@ -8,6 +8,7 @@ use planner::{Intent, PolicyKey};
 use sqlx::PgConnection;
 use tokio::time::Instant;
 
+use crate::domain::app;
 use crate::domain::ids::SubscriptionId;
 use crate::domain::json::SAFE_INTEGER_MAX;
 use crate::domain::policy::Semantics;
@@ -111,6 +112,14 @@ pub trait Placements {
     fn placement(&self, place: usize) -> (&str, Option<i64>);
 }
 
+/// What a subscription receives: the rule of the fan-out.
+struct Receives {
+    pattern: TopicPattern,
+    /// An app's project; a service has none.
+    project_id: Option<String>,
+    env: String,
+}
+
 /// A stored event that was named.
 struct Named {
     id: String,
@@ -181,7 +190,7 @@ impl Store {
         let mut reader = self.reader().await?;
         let subscription = sqlx::query!(
             r#"
-            SELECT topic_pattern, enabled = 1 AS "enabled!" FROM subscriptions WHERE id = $1 AND project_id IS NULL
+            SELECT topic_pattern, enabled = 1 AS "enabled!", project_id, env FROM subscriptions WHERE id = $1
             "#,
             id
         )
@@ -192,13 +201,18 @@ impl Store {
         };
         let pattern = TopicPattern::parse(&subscription.topic_pattern);
         let pattern = pattern.ok_or(StoreError::Corrupt { what: "topic pattern" })?;
+        let receives = Receives {
+            pattern,
+            project_id: subscription.project_id,
+            env: subscription.env,
+        };
         let mut replayed = Replayed {
             enabled: subscription.enabled,
             ..Replayed::default()
         };
         let from = match selection {
             ReplaySelection::Events(ids) => {
-                let named = self.named(&mut reader, &pattern, ids).await?;
+                let named = self.named(&mut reader, &receives, ids).await?;
                 drop(reader);
                 self.replay_named(id, named, placer, &mut replayed).await?;
                 return Ok(Some(replayed));
@@ -206,7 +220,7 @@ impl Store {
             ReplaySelection::FromPosition(from) => *from,
             ReplaySelection::Since(since) => self.first_received(&mut reader, *since).await?,
         };
-        let (positions, next) = self.matching_from(&mut reader, &pattern, from).await?;
+        let (positions, next) = self.matching_from(&mut reader, &receives, from).await?;
         drop(reader);
         replayed.next = next;
         // One transaction a chunk, so that no publish waits for a whole replay.
@@ -235,23 +249,30 @@ impl Store {
     async fn named(
         &self,
         reader: &mut PgConnection,
-        pattern: &TopicPattern,
+        receives: &Receives,
         ids: &[String],
     ) -> Result<Vec<Named>, StoreError> {
         let rows = sqlx::query!(
             r#"
-            SELECT id, seq, event_type, env = 'production' AND project_id IS NULL AS "first_party!" FROM events
+            SELECT id, seq, event_type,
+                   CASE WHEN $2::text IS NOT NULL AND project_id IS NOT NULL THEN project_id = $2 AND env = $3
+                        WHEN project_id IS NOT NULL THEN env = 'production' AND $4::boolean
+                        ELSE env = 'production' AND ($2 IS NULL OR visibility = 'public') END AS "visible!"
+            FROM events
             WHERE id = ANY($1)
             ORDER BY seq
             "#,
             ids,
+            receives.project_id,
+            receives.env,
+            app::is_of_apps(&receives.pattern),
         )
         .fetch_all(self.run(reader))
         .await?;
         let named = rows.into_iter().map(|row| Named {
             id: row.id,
             position: row.seq,
-            matches: row.first_party && pattern.matches(&row.event_type),
+            matches: row.visible && receives.pattern.matches(&row.event_type),
         });
         Ok(named.collect())
     }
@@ -331,16 +352,19 @@ impl Store {
     async fn matching_from(
         &self,
         reader: &mut PgConnection,
-        pattern: &TopicPattern,
+        receives: &Receives,
         from: i64,
     ) -> Result<(Vec<i64>, Option<i64>), StoreError> {
         let found = sqlx::query!(
             r#"
             WITH page AS MATERIALIZED (
-                SELECT seq, event_type, env, project_id FROM events WHERE seq >= $1 ORDER BY seq LIMIT $3
+                SELECT seq, event_type, env, project_id, visibility FROM events WHERE seq >= $1 ORDER BY seq LIMIT $3
             ), hits AS MATERIALIZED (
                 SELECT seq FROM page
-                WHERE event_type LIKE $2 AND env = 'production' AND project_id IS NULL
+                WHERE event_type LIKE $2
+                  AND CASE WHEN $5::text IS NOT NULL AND project_id IS NOT NULL THEN project_id = $5 AND env = $6
+                           WHEN project_id IS NOT NULL THEN env = 'production' AND $7::boolean
+                           ELSE env = 'production' AND ($5 IS NULL OR visibility = 'public') END
                 ORDER BY seq
                 LIMIT $4::bigint + 1
             )
@@ -349,9 +373,12 @@ impl Store {
                         THEN (SELECT max(seq) + 1 FROM page) END AS scan_next
             "#,
             from,
-            pattern.like().unwrap_or_else(|| "%".to_owned()),
+            receives.pattern.like().unwrap_or_else(|| "%".to_owned()),
             SCAN_ROWS_MAX,
             QUEUED_MAX,
+            receives.project_id,
+            receives.env,
+            app::is_of_apps(&receives.pattern),
         )
         .fetch_one(self.run(reader))
         .await?;
@@ -385,6 +412,7 @@ impl Store {
                 now_ms: 0,
                 view,
                 known: HashMap::new(),
+                is_view_new: false,
             };
             let mut decisions = placer.begin();
             let (new, woken) = self

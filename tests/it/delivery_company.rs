@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use openvibe_events::{domain::ids::SubscriptionId, store::SubscriptionChange};
+use openvibe_events::{domain::app::Holder, domain::ids::SubscriptionId, store::SubscriptionChange};
 
 use crate::{
     delivery_worker::{Process, World, settings},
@@ -112,7 +112,10 @@ async fn fifty_endpoints_that_hang_leave_room_among_the_slots_of_a_process_as_it
             max_inflight: Some(Some(64)),
             ..SubscriptionChange::default()
         };
-        let changed = world.store.update_subscription(&format!("hangs{n}"), id, &change).await;
+        let changed = world
+            .store
+            .update_subscription(&Holder::service(&format!("hangs{n}")), id, &change)
+            .await;
         assert!(changed.expect("a change").is_some());
     }
     held(128).await;

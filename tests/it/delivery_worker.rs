@@ -8,7 +8,9 @@ use std::{
 
 use openvibe_events::{
     delivery::{self, DeliverySettings, Vitals, Wake},
-    domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, seal::Sealer, time::Millis},
+    domain::{
+        app::Holder, endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, seal::Sealer, time::Millis,
+    },
     store::{
         Addresses, NewDelivery, NewEvent, NewSubscription, ReplaySelection, SharedStore, Skip, Store,
         SubscriptionChange,
@@ -149,13 +151,15 @@ impl World {
         let created = self
             .store
             .create_subscription(&NewSubscription {
-                consumer,
+                holder: Holder::service(consumer),
                 topic_pattern: TYPE,
                 endpoint,
                 secret: SECRET,
                 retry_policy: None,
                 max_inflight: None,
                 consumer_max: 100,
+                project_max: None,
+                issued_at_s: 0,
             })
             .await
             .expect("a new subscription");
@@ -169,7 +173,10 @@ impl World {
             max_inflight: Some(Some(max_inflight)),
             ..SubscriptionChange::default()
         };
-        let changed = self.store.update_subscription(consumer, &id, &change).await;
+        let changed = self
+            .store
+            .update_subscription(&Holder::service(consumer), &id, &change)
+            .await;
         assert!(changed.expect("a change").is_some());
         id
     }
@@ -210,6 +217,7 @@ impl World {
                 hops: 2,
                 publisher: "live",
                 request_id: "req_for_tests",
+                project: None,
             })
             .collect();
         let deliveries: Vec<NewDelivery<'_>> = events
@@ -277,7 +285,7 @@ async fn a_delivery_carries_its_headers_and_both_signatures_of_a_rotation() {
     let later = "whsec_for_tests_of_deliveries_only_0002";
     world
         .store
-        .rotate_secret("chat", &id, later, 3_600_000)
+        .rotate_secret(&Holder::service("chat"), &id, later, 3_600_000)
         .await
         .expect("a rotation");
     let _process = Process::start(world.database.url(), settings()).await;
@@ -657,7 +665,7 @@ async fn an_endpoint_that_keeps_timing_out_is_tried_alone_until_it_answers() {
         };
         world
             .store
-            .update_subscription(consumer, &id, &four)
+            .update_subscription(&Holder::service(consumer), &id, &four)
             .await
             .expect("a change");
         ids.push(id);
@@ -763,7 +771,10 @@ async fn a_cap_that_was_raised_elsewhere_is_used_within_moments_and_a_lowered_on
             max_inflight: Some(cap),
             ..SubscriptionChange::default()
         };
-        let changed = world.store.update_subscription("chat", &id, &change).await;
+        let changed = world
+            .store
+            .update_subscription(&Holder::service("chat"), &id, &change)
+            .await;
         assert!(changed.expect("a change").is_some());
     };
     cap(Some(3)).await;
@@ -1007,7 +1018,7 @@ async fn what_no_key_opens_waits_without_an_attempt_until_its_secret_can_be_read
     // A new secret is stored as this process can read it; nothing of the schedule was used up.
     world
         .store
-        .rotate_secret("chat", &lost, SECRET, 0)
+        .rotate_secret(&Holder::service("chat"), &lost, SECRET, 0)
         .await
         .expect("a rotation");
     world.all(&lost, "delivered").await;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::future::{BoxFuture, join_all};
 use openvibe_events::{
-    domain::{cursor::Cursor, ids::SubscriptionId, topic::TopicPattern},
+    domain::{app::Holder, cursor::Cursor, ids::SubscriptionId, topic::TopicPattern},
     store::{Addresses, SharedStore, Store},
 };
 
@@ -36,7 +36,11 @@ const ALWAYS: [(&str, Work); 3] = [
         Box::pin(async move {
             let topic = TopicPattern::parse("live.*").expect("a pattern");
             let cursor = Cursor { epoch: 0, position: 1 };
-            drop(store.set_checkpoint("chat", &topic, cursor, None).await);
+            drop(
+                store
+                    .set_checkpoint(&Holder::service("chat"), &topic, cursor, None)
+                    .await,
+            );
         })
     }),
 ];
@@ -45,7 +49,7 @@ const POOLED: [(&str, Work); 4] = [
     ("a ping", |store| Box::pin(async move { drop(store.ping().await) })),
     ("a look", |store| Box::pin(async move { drop(store.due(&[]).await) })),
     ("a list", |store| {
-        Box::pin(async move { drop(store.subscriptions("chat").await) })
+        Box::pin(async move { drop(store.subscriptions(&Holder::service("chat")).await) })
     }),
     ("a search", |store| {
         Box::pin(async move { drop(store.subscription_exists(&SubscriptionId::generate()).await) })

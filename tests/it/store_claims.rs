@@ -10,7 +10,7 @@ use std::{
 
 use futures_util::future::join_all;
 use openvibe_events::{
-    domain::{envelope::Envelope, ids::SubscriptionId},
+    domain::{app::Holder, envelope::Envelope, ids::SubscriptionId},
     store::{Addresses, Candidate, Claim, Store, Switch},
 };
 
@@ -397,7 +397,7 @@ async fn what_is_disabled_is_not_claimed_and_not_worth_another_look() {
         .await
         .expect("a group");
     store
-        .set_enabled("chat", &id, Switch::Off)
+        .set_enabled(&Holder::service("chat"), &id, Switch::Off, 0)
         .await
         .expect("a switch")
         .expect("a subscription");
@@ -409,7 +409,7 @@ async fn what_is_disabled_is_not_claimed_and_not_worth_another_look() {
         "its process learns of the change"
     );
     store
-        .set_enabled("chat", &id, Switch::On)
+        .set_enabled(&Holder::service("chat"), &id, Switch::On, 0)
         .await
         .expect("a switch")
         .expect("a subscription");
@@ -429,7 +429,10 @@ async fn a_disabled_subscription_waits_for_no_claim_and_a_claim_does_not_wait_fo
     let at = put(store, Some(&on), &[event_of("live.a.b")], None)
         .await
         .expect("a group");
-    store.set_enabled("chat", &off, Switch::Off).await.expect("a switch");
+    store
+        .set_enabled(&Holder::service("chat"), &off, Switch::Off, 0)
+        .await
+        .expect("a switch");
     fixture.sql("ANALYZE deliveries").await;
     assert_eq!(positions(&claim(store, "w", &[&off, &on]).await), at);
     fixture

@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 use openvibe_events::{
     delivery::Wake,
     domain::{
+        app::{Holder, Quotas},
         cursor::Cursor,
         envelope::Envelope,
         ids::{EventId, SubscriptionId},
@@ -14,7 +15,7 @@ use openvibe_events::{
         topic::TopicPattern,
     },
     fabric::{Fabric, FabricSettings},
-    publish::{Bells, PublishError, PublishRequest, Published, Publisher, Rules},
+    publish::{Bells, Bounds, PublishError, PublishRequest, Published, Publisher, RequestTrace, Rules},
     realtime::Bell,
     store::{
         Addresses, Candidate, Claim, Claimed, DeliveryCounts, NewDelivery, NewEvent, NewPlacement, NewSubscription,
@@ -144,13 +145,15 @@ pub(crate) async fn number(pool: &PgPool, query: &str) -> i64 {
 pub(crate) async fn subscribe(store: &Store, consumer: &str, pattern: &str, max_inflight: i32) -> SubscriptionId {
     let endpoint = format!("https://{}.example/hook", envelopes::unique_segment());
     let new = NewSubscription {
-        consumer,
+        holder: Holder::service(consumer),
         topic_pattern: pattern,
         endpoint: &endpoint,
         secret: "whsec_test",
         retry_policy: None,
         max_inflight: Some(max_inflight),
         consumer_max: 1_000,
+        project_max: None,
+        issued_at_s: 0,
     };
     let made = store.create_subscription(&new).await.expect("a new subscription");
     SubscriptionId::parse(&made.id).expect("a subscription id")
@@ -184,6 +187,7 @@ pub(crate) fn new_event(envelope: &Envelope) -> NewEvent<'_> {
         hops: 1,
         publisher: "svc:live",
         request_id: "req_1",
+        project: None,
     }
 }
 
@@ -365,7 +369,11 @@ impl Door {
             deliveries: Wake::nobody(),
             streams: Bell::default(),
         };
-        let (publisher, _task) = Publisher::start(Arc::clone(store), HOPS_MAX, fabric, bells, stop.clone());
+        let bounds = Bounds {
+            max_hops: HOPS_MAX,
+            quotas: Quotas::default(),
+        };
+        let (publisher, _task) = Publisher::start(Arc::clone(store), bounds, fabric, bells, stop.clone());
         Self {
             publisher,
             _stop: stop.drop_guard(),
@@ -437,7 +445,8 @@ fn read_request(source: &str, body: &Value, trace: &str, given: bool) -> Publish
         sources: SourceMap::default(),
         max_payload_bytes: 1024 * 1024,
     };
-    PublishRequest::of_service(&body.to_string(), source, trace, given, &rules).expect("a valid request")
+    let trace = RequestTrace { id: trace, given };
+    PublishRequest::of_service(&body.to_string(), source, trace, &rules).expect("a valid request")
 }
 
 /// Stored bytes of a page, as the service asks for them.
@@ -448,6 +457,7 @@ pub(crate) async fn pull(store: &Store, after: Option<Cursor>, topic: &str, limi
     let request = PageRequest {
         after,
         topics: TopicPattern::parse_list(topic).expect("topic patterns"),
+        project: None,
         limit,
         bytes: PAGE_BYTES,
     };

@@ -46,7 +46,7 @@ const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 /// these; autovacuum sees to it within a minute. What runs all the time must not depend on that.
 const ASKED: [&str; 2] = [
     "(event_type, seq) > (",
-    "SELECT seq, event_type, env, project_id FROM events WHERE seq >= $1",
+    "SELECT seq, event_type, env, project_id, visibility FROM events WHERE seq >= $1",
 ];
 
 /// Statements that must have been seen, each by words that only it has.
@@ -72,7 +72,7 @@ const EXPECTED: [(&str, &str); 22] = [
     ("events by position", "WHERE seq = ANY($1)"),
     (
         "a replay by position",
-        "SELECT seq, event_type, env, project_id FROM events WHERE seq >= $1",
+        "SELECT seq, event_type, env, project_id, visibility FROM events WHERE seq >= $1",
     ),
     ("what a replay queues", "SET generation = d.generation + 1"),
     ("a skip", "AS ending"),

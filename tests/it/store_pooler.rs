@@ -16,7 +16,7 @@ use std::{
 use bytes::{Buf, Bytes, BytesMut};
 use futures_util::future::join_all;
 use openvibe_events::{
-    domain::{cursor::Cursor, topic::TopicPattern},
+    domain::{app::Holder, cursor::Cursor, topic::TopicPattern},
     store::{self, Addresses, DeliveryFilter, LoopKey, ReplaySelection, SharedStore, Store, Switch},
 };
 use parking_lot::Mutex;
@@ -232,18 +232,19 @@ async fn behind(pooler: &Pooler, database: &Database) -> SharedStore {
 async fn everything(store: &SharedStore, name: &str) {
     store.ping().await.expect("a ping");
     let id = subscribe(store, name, "live.*", 64).await;
+    let holder = Holder::service(name);
     assert!(store.subscription_exists(&id).await.expect("a look"));
-    assert_eq!(store.subscriptions(name).await.expect("a list").len(), 1);
-    assert!(store.subscription(name, &id).await.expect("a look").is_some());
+    assert_eq!(store.subscriptions(&holder).await.expect("a list").len(), 1);
+    assert!(store.subscription(&holder, &id).await.expect("a look").is_some());
     for switch in [Switch::Off, Switch::On] {
         store
-            .set_enabled(name, &id, switch)
+            .set_enabled(&holder, &id, switch, 0)
             .await
             .expect("a switch")
             .expect("a subscription");
     }
     store
-        .rotate_secret(name, &id, "whsec_new", 1_000)
+        .rotate_secret(&holder, &id, "whsec_new", 1_000)
         .await
         .expect("a rotation")
         .expect("a subscription");
@@ -267,6 +268,7 @@ async fn everything(store: &SharedStore, name: &str) {
         event_type: "live.a.b".to_owned(),
         subject_type: "thing".to_owned(),
         subject_id: "1".to_owned(),
+        project: None,
     };
     assert!(group.loops(&[&key], 8).await.expect("loops")[&key].repeats > 0);
     drop(group);
@@ -307,18 +309,18 @@ async fn everything(store: &SharedStore, name: &str) {
     }
     store.fold_counts().await.expect("a fold");
 
-    assert!(store.event(&events[0].event_id).await.expect("a look").is_some());
+    assert!(store.event(&events[0].event_id, None).await.expect("a look").is_some());
     assert!(pull(store, None, "live.*", 10).await.events.len() > 1);
     assert!(pull(store, None, "live.a.b", 10).await.events.len() > 1);
     assert!(store.positions().await.expect("the bounds").head > 0);
     let topic = TopicPattern::parse("live.*").expect("a pattern");
     let cursor = Cursor { epoch: 0, position: 1 };
     store
-        .set_checkpoint(name, &topic, cursor, None)
+        .set_checkpoint(&holder, &topic, cursor, None)
         .await
         .expect("a checkpoint");
     let kept = store
-        .checkpoint(name, &topic)
+        .checkpoint(&holder, &topic)
         .await
         .expect("a look")
         .expect("a checkpoint");

@@ -15,7 +15,8 @@ use crate::{
     },
 };
 
-const SCAN: &str = "ORDER BY seq OFFSET $5 - 1 LIMIT 1";
+const SCAN: &str = "event_type LIKE ANY($9::text[])";
+const OF_PROJECT: &str = "WHERE project_id = $7 AND env = $8 AND seq > (SELECT seq FROM start)";
 const BY_TYPE: &str = "(event_type, seq) > ($3, (SELECT seq FROM start))";
 
 fn at(position: i64) -> Option<Cursor> {
@@ -132,7 +133,13 @@ async fn no_page_reads_more_than_its_bounds_however_long_the_log_is() {
     log(&fixture, "chat.noise.x", 1, 40_000).await;
     log(&fixture, "live.rare.x", 40_001, 40_003).await;
     fixture.sql("ANALYZE events").await;
-    for cost in costs(fixture.pool(), SCAN, "-1, 0, ARRAY['live.%'], 10, 5000, 4194304").await {
+    for cost in costs(
+        fixture.pool(),
+        SCAN,
+        "-1, 0, ARRAY['live.%'], 10, 5000, 4194304, NULL, NULL, ARRAY[]::text[]",
+    )
+    .await
+    {
         assert!(
             cost.rows < 10_100 && !cost.scanned.iter().any(|table| table == "events"),
             "{cost:?}"
@@ -146,6 +153,21 @@ async fn no_page_reads_more_than_its_bounds_however_long_the_log_is() {
     }
     let page = pull(&fixture.store, None, "live.rare.x", 10).await;
     assert_eq!(read(&page), [40_001, 40_002, 40_003]);
+    fixture
+        .sql("UPDATE events SET project_id = 'prj_1', env = 'sandbox' WHERE event_type = 'live.rare.x'; ANALYZE events")
+        .await;
+    for cost in costs(
+        fixture.pool(),
+        OF_PROJECT,
+        "-1, 0, ARRAY['live.%'], 10, 5000, 4194304, 'prj_1', 'sandbox'",
+    )
+    .await
+    {
+        assert!(
+            cost.rows < 30 && cost.buffers < 80,
+            "a project finds its own among everybody's: {cost:?}"
+        );
+    }
 }
 
 #[tokio::test]
@@ -256,12 +278,14 @@ async fn both(store: &Store, after: Option<Cursor>, event_type: &str, limit: i64
     let once = PageRequest {
         after,
         topics: vec![topic.clone()],
+        project: None,
         limit,
         bytes: PAGE_BYTES,
     };
     let twice = PageRequest {
         after,
         topics: vec![topic.clone(), topic],
+        project: None,
         limit,
         bytes: PAGE_BYTES,
     };

@@ -2,7 +2,7 @@
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use openvibe_events::{
-    domain::{ids::SubscriptionId, seal::Sealer},
+    domain::{app::Holder, ids::SubscriptionId, seal::Sealer},
     store::{self, Addresses, Store},
 };
 
@@ -61,7 +61,7 @@ async fn secrets_are_sealed_when_stored_and_again_under_a_newer_key() {
     );
 
     // Both secrets of a rotation, whichever of them was there before the key.
-    old.rotate_secret("chat", &plain, "whsec_later", 60_000)
+    old.rotate_secret(&Holder::service("chat"), &plain, "whsec_later", 60_000)
         .await
         .expect("a rotation");
     let (secret, previous) = stored(&fixture, &plain).await;
@@ -141,7 +141,9 @@ async fn a_former_secret_is_erased_when_it_no_longer_signs_and_not_before() {
     let (ending, lasting) = (fixture.subscription(1).await, fixture.subscription(1).await);
     let store = with_keys(&fixture, &[&NEW]).await;
     for id in [&ending, &lasting] {
-        let rotated = store.rotate_secret("chat", id, "whsec_later", 60_000).await;
+        let rotated = store
+            .rotate_secret(&Holder::service("chat"), id, "whsec_later", 60_000)
+            .await;
         rotated.expect("a rotation").expect("a subscription");
     }
     let nothing = store::Erased { erased: 0, more: false };
@@ -182,7 +184,10 @@ async fn a_former_secret_that_is_not_yet_erased_signs_nothing_once_its_overlap_h
     let fixture = Fixture::new().await;
     let (ended, lasting) = (fixture.subscription(1).await, fixture.subscription(1).await);
     for id in [&ended, &lasting] {
-        let rotated = fixture.store.rotate_secret("chat", id, "whsec_later", 60_000).await;
+        let rotated = fixture
+            .store
+            .rotate_secret(&Holder::service("chat"), id, "whsec_later", 60_000)
+            .await;
         rotated.expect("a rotation").expect("a subscription");
     }
     fixture

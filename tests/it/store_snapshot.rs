@@ -84,6 +84,7 @@ impl Work<'_> {
             "{version}, 4, ARRAY[NULL], ARRAY['evt_price'], ARRAY['live.a.b'], ARRAY[1], ARRAY['live'], ARRAY['live'], \
              ARRAY[NULL], ARRAY['thing'], ARRAY['1'], ARRAY[NULL]::bigint[], ARRAY['trace'], ARRAY['important'], \
              ARRAY['internal'], ARRAY['2026-10-21T08:15:30Z'], ARRAY['{{}}'], ARRAY['svc:live'], ARRAY['req_1'], ARRAY[1], \
+             ARRAY[]::text[], ARRAY[]::text[], ARRAY['production', 'sandbox'], ARRAY[120, 30], ARRAY[NULL, NULL]::bigint[], \
              ARRAY[1], ARRAY['{id}'], ARRAY[{key}]::text[], ARRAY[true], ARRAY[false], ARRAY['pg-v1'], \
              ARRAY[NULL]::bigint[], 'w', 'publish', 10000"
         );
