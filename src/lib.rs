@@ -11,6 +11,7 @@ mod clock;
 pub mod config;
 pub mod delivery;
 pub mod domain;
+pub mod egress;
 pub mod fabric;
 pub mod http;
 pub mod identity;
@@ -138,10 +139,11 @@ impl App {
             async move { keys.run(stop).await }
         });
 
+        let guard = egress::Guard::new(&config.delivery.dns_servers);
         let delivery = if config.delivery.worker {
             delivery::start(
                 Arc::clone(&store),
-                delivery_settings(config, trust),
+                delivery_settings(config, trust, guard),
                 stop_background.clone(),
             )?
         } else {
@@ -402,7 +404,7 @@ fn keys(config: &Config, trust: &tls::Trust) -> Result<Keys, AppError> {
     }
 }
 
-fn delivery_settings(config: &Config, trust: tls::Trust) -> DeliverySettings {
+fn delivery_settings(config: &Config, trust: tls::Trust, guard: egress::Guard) -> DeliverySettings {
     let delivery = &config.delivery;
     DeliverySettings {
         max_inflight: usize::from(delivery.max_inflight),
@@ -419,6 +421,7 @@ fn delivery_settings(config: &Config, trust: tls::Trust) -> DeliverySettings {
             jitter: delivery.backoff_jitter,
         },
         hosts: delivery.endpoint_hosts.clone(),
+        guard,
         trust,
         user_agent: USER_AGENT.to_owned(),
         clock: clock::now,

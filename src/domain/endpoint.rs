@@ -128,7 +128,7 @@ fn rule(entry: &str) -> Result<HostRule, String> {
 }
 
 /// The syntax every endpoint must have, whoever owns it.
-fn parse_endpoint(text: &str) -> Result<Url, EndpointFault> {
+pub(crate) fn parse_endpoint(text: &str) -> Result<Url, EndpointFault> {
     if text.chars().count() > ENDPOINT_MAX {
         return Err(EndpointFault::TooLong);
     }
@@ -162,7 +162,7 @@ fn parse_endpoint(text: &str) -> Result<Url, EndpointFault> {
 }
 
 /// Whether the name consists of DNS labels: 1 to 63 of `[a-z0-9_-]`, no hyphen at either end, 253 in all.
-fn is_host_name(name: &str) -> bool {
+pub(crate) fn is_host_name(name: &str) -> bool {
     name.len() <= 253
         && name.split('.').all(|label| {
             (1..=63).contains(&label.len())

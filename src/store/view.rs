@@ -26,6 +26,8 @@ pub struct Subscriber {
     /// Where to; what is known of an endpoint is kept by it. It may hold secrets.
     pub endpoint: Arc<str>,
     pattern: TopicPattern,
+    /// It belongs to a developer app's project.
+    of_app: bool,
     /// The key that its signing secret is sealed with.
     sealed_by: Option<Arc<str>>,
 }
@@ -62,7 +64,9 @@ impl View {
         subscribers: Vec<Subscriber>,
     ) -> Self {
         let mut by_first_segment: HashMap<Box<str>, Vec<usize>> = HashMap::new();
-        for (index, subscriber) in subscribers.iter().enumerate() {
+        // What apps may receive is not decided by a pattern alone.
+        let services = subscribers.iter().enumerate().filter(|(_, one)| !one.of_app);
+        for (index, subscriber) in services {
             let first = match first_segment(subscriber.pattern.as_str()) {
                 "*" => "",
                 literal => literal,
@@ -149,10 +153,10 @@ impl Store {
             r#"
             SELECT c.version AS "version!", e.value AS "epoch!", s.id AS "id?", s.consumer AS "consumer?",
                    s.topic_pattern AS "topic_pattern?", s.endpoint AS "endpoint?",
-                   left(s.secret, 32) AS sealed
+                   left(s.secret, 32) AS sealed, s.project_id IS NOT NULL AS "of_app!"
             FROM store_counter c
             CROSS JOIN store_epoch e
-            LEFT JOIN subscriptions s ON s.enabled = 1 AND s.project_id IS NULL
+            LEFT JOIN subscriptions s ON s.enabled = 1
             WHERE c.name = 'events' AND e.name = 'events'
             ORDER BY s.created_at, s.id
             "#
@@ -165,15 +169,15 @@ impl Store {
         let (version, epoch) = (first.version, first.epoch);
         let subscribers = rows
             .into_iter()
-            .filter_map(|row| Some((row.id?, row.consumer?, row.topic_pattern?, row.endpoint?, row.sealed)))
-            .filter_map(|(id, consumer, pattern, endpoint, sealed)| {
+            .filter_map(|row| Some((row.id?, row.consumer?, row.topic_pattern?, row.endpoint?, row.of_app, row.sealed)))
+            .filter_map(|(id, consumer, pattern, endpoint, of_app, sealed)| {
                 let parsed = SubscriptionId::parse(&id).zip(TopicPattern::parse(&pattern));
                 if parsed.is_none() {
                     tracing::warn!(subscription_id = %id, "subscription {id} has an unreadable id or pattern and is left out");
                 }
                 let (id, pattern) = parsed?;
                 let sealed_by = sealed.as_deref().and_then(sealed_by).map(Arc::from);
-                Some(Subscriber { id, consumer: consumer.into(), endpoint: endpoint.into(), pattern, sealed_by })
+                Some(Subscriber { id, consumer: consumer.into(), endpoint: endpoint.into(), pattern, of_app, sealed_by })
             })
             .collect();
         let read = Arc::new(View::new(version, epoch, policies, switched_off, subscribers));

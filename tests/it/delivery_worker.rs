@@ -9,6 +9,7 @@ use std::{
 use openvibe_events::{
     delivery::{self, DeliverySettings, Vitals, Wake},
     domain::{endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, seal::Sealer, time::Millis},
+    egress::Guard,
     store::{
         Addresses, NewDelivery, NewEvent, NewSubscription, ReplaySelection, SharedStore, Skip, Store,
         SubscriptionChange,
@@ -44,6 +45,7 @@ pub(crate) fn settings() -> DeliverySettings {
         timeout: Duration::from_secs(20),
         poll_interval: Duration::from_millis(100),
         hosts: HostRules::parse(&["127.0.0.1".to_owned()]).expect("a good rule"),
+        guard: Guard::new(&[]),
         trust: Trust::load(&Authorities::default()),
         user_agent: "OpenVibe.Events/0.1".to_owned(),
         clock: || {
