@@ -413,8 +413,8 @@ CREATE FUNCTION claim_deliveries(
     in_durable boolean
 ) RETURNS TABLE (
     version bigint, now_ms bigint, skipped boolean,
-    subscription_id text, free bigint, claims_from bigint, consumer text, endpoint text, secret text, previous_secret text,
-    retry_policy text,
+    subscription_id text, free bigint, claims_from bigint, consumer text, endpoint text, of_app boolean, secret text,
+    previous_secret text, retry_policy text,
     seq bigint, attempt integer, at_most_once boolean, skipped_by_operator boolean, claim_id bigint, priority integer,
     due_at bigint,
     event_id text, event_type text, event_version bigint, source text, actor text, on_behalf_of text, subject_type text,
@@ -441,7 +441,7 @@ DECLARE
 BEGIN
     RETURN QUERY
     WITH locked AS MATERIALIZED (
-        SELECT s.id, s.consumer, s.endpoint, s.secret, s.retry_policy,
+        SELECT s.id, s.consumer, s.endpoint, s.project_id IS NOT NULL AS of_app, s.secret, s.retry_policy,
                CASE WHEN s.previous_secret_until > now_ms() THEN s.previous_secret END AS previous_secret,
                c.critical, c.important, c.low, c.consumer_room,
                least(c.own_room, greatest(coalesce(s.max_inflight, in_inflight_default) - flying.claims, 0)) AS free,
@@ -493,7 +493,7 @@ BEGIN
                   p.next_attempt_at AS due_at, d.carrier, d.placement_id
     )
     SELECT store_version, now_ms(), cardinality(locked_ids) < enabled,
-           l.id, l.free, l.claims_from, l.consumer, l.endpoint, l.secret, l.previous_secret, l.retry_policy,
+           l.id, l.free, l.claims_from, l.consumer, l.endpoint, l.of_app, l.secret, l.previous_secret, l.retry_policy,
            c.seq, c.attempt, c.at_most_once, c.skipped, c.claim_id, c.priority, c.due_at,
            e.id, e.event_type, e.version, e.source, e.actor, e.on_behalf_of, e.subject_type, e.subject_id,
            e.subject_revision, e.trace_id, e.priority, e.visibility, e.occurred_at, e.received_at, e.payload, e.hops,
@@ -709,8 +709,8 @@ CREATE FUNCTION settle_and_claim(
 ) RETURNS TABLE (
     lost bigint[],
     version bigint, now_ms bigint, skipped boolean,
-    subscription_id text, free bigint, claims_from bigint, consumer text, endpoint text, secret text, previous_secret text,
-    retry_policy text,
+    subscription_id text, free bigint, claims_from bigint, consumer text, endpoint text, of_app boolean, secret text,
+    previous_secret text, retry_policy text,
     seq bigint, attempt integer, at_most_once boolean, skipped_by_operator boolean, claim_id bigint, priority integer,
     due_at bigint,
     event_id text, event_type text, event_version bigint, source text, actor text, on_behalf_of text, subject_type text,

@@ -11,6 +11,7 @@ mod clock;
 pub mod config;
 pub mod delivery;
 pub mod domain;
+pub mod egress;
 pub mod fabric;
 pub mod http;
 pub mod identity;
@@ -138,10 +139,11 @@ impl App {
             async move { keys.run(stop).await }
         });
 
+        let guard = egress::Guard::new(&config.delivery.dns_servers);
         let delivery = if config.delivery.worker {
             delivery::start(
                 Arc::clone(&store),
-                delivery_settings(config, trust),
+                delivery_settings(config, trust, guard.clone()),
                 stop_background.clone(),
             )?
         } else {
@@ -232,6 +234,7 @@ impl App {
                 max_payload_bytes: config.publish.max_payload_bytes,
             },
             endpoint_hosts: config.delivery.endpoint_hosts.clone(),
+            guard,
             rooms: Rooms::default(),
             subscriptions_max: i64::from(config.delivery.max_subscriptions),
             apps: config.apps.enabled,
@@ -407,7 +410,7 @@ fn keys(config: &Config, trust: &tls::Trust) -> Result<Keys, AppError> {
     }
 }
 
-fn delivery_settings(config: &Config, trust: tls::Trust) -> DeliverySettings {
+fn delivery_settings(config: &Config, trust: tls::Trust, guard: egress::Guard) -> DeliverySettings {
     let delivery = &config.delivery;
     DeliverySettings {
         max_inflight: usize::from(delivery.max_inflight),
@@ -424,6 +427,7 @@ fn delivery_settings(config: &Config, trust: tls::Trust) -> DeliverySettings {
             jitter: delivery.backoff_jitter,
         },
         hosts: delivery.endpoint_hosts.clone(),
+        guard,
         trust,
         user_agent: USER_AGENT.to_owned(),
         clock: clock::now,

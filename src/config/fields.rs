@@ -130,6 +130,8 @@ pub struct Delivery {
     pub max_subscriptions: u32,
     /// Hosts services may be delivered to. `EVENTS_ENDPOINT_HOSTS`; default `127.0.0.1,*.openvibe.*`.
     pub endpoint_hosts: HostRules,
+    /// Name servers for the hosts of apps' endpoints; none means the system's. `EVENTS_DNS_SERVERS`.
+    pub dns_servers: Vec<SocketAddr>,
     /// Keys that seal webhook secrets, newest first; none stores them as they are given. `EVENTS_SECRET_KEY`.
     pub secret_keys: Vec<SecretKey>,
 }

@@ -539,6 +539,19 @@ fn endpoint_hosts_are_rules_and_a_wrong_one_is_named() {
 }
 
 #[test]
+fn name_servers_are_addresses_with_a_port_or_without() {
+    let servers = |text| good(&[("EVENTS_DNS_SERVERS", text)]).delivery.dns_servers;
+    assert!(good(&[]).delivery.dns_servers.is_empty(), "the system's");
+    let read: Vec<String> = servers("10.0.0.2, 127.0.0.1:5353,::1,[::1]:5353")
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(read, ["10.0.0.2:53", "127.0.0.1:5353", "[::1]:53", "[::1]:5353"]);
+    let message = refused(&[("EVENTS_DNS_SERVERS", "10.0.0.2,ns.example.org")]);
+    assert!(message.contains("EVENTS_DNS_SERVERS must list IP addresses"), "{message}");
+}
+
+#[test]
 fn a_receipt_is_never_forgotten_before_its_event() {
     let days = |env: &[(&str, &str)]| good(env).retention.receipts.as_secs() / 86_400;
     assert_eq!(days(&[]), 365, "the replay tier keeps events for a year");

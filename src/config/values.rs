@@ -1,6 +1,7 @@
 //! Values that need more care than a plain string: secrets that cannot be printed by accident, and parsers for the rest.
 
 use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -80,6 +81,17 @@ pub(super) fn must(allowed: impl Into<String>) -> Refusal {
 pub(super) fn authorities(text: &str) -> Result<Authorities, Refusal> {
     Authorities::read(Path::new(text))
         .map_err(|error| must(format!("name a PEM file of at least one certificate ({error})")))
+}
+
+/// Addresses of name servers, each with the usual port where it names none.
+pub(super) fn name_servers(text: &str) -> Result<Vec<SocketAddr>, Refusal> {
+    const DNS: u16 = 53;
+    list_of(text, |entry| {
+        let alone = entry.parse::<IpAddr>().map(|address| SocketAddr::new(address, DNS));
+        alone
+            .or_else(|_| entry.parse())
+            .map_err(|_| must("list IP addresses, each with :port or without"))
+    })
 }
 
 /// Digits only: "30d" or "1e3" is a mistake, not 30 or 1.

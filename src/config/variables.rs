@@ -211,6 +211,11 @@ const OWN: &[Section] = &[
                 "Hosts that services may be delivered to, comma separated: exact, *.name, or *.openvibe.*.",
             ),
             unset(
+                "EVENTS_DNS_SERVERS",
+                "Name servers that look up the hosts of developer apps' endpoints: IP addresses, with :port where that is not \
+                 53, comma separated. Unset: those of the system (/etc/resolv.conf, and /etc/hosts).",
+            ),
+            unset(
                 "EVENTS_SECRET_KEY",
                 "Keys that seal webhook secrets at rest: 32 bytes in base64 each, comma separated, newest first. All open, the \
                  first one seals. To rotate: add the new key behind the old one everywhere, then put it in front, then drop \

@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use crate::domain::endpoint::HostRules;
 use crate::domain::retry::Schedule;
 use crate::domain::time::Millis;
+use crate::egress::Guard;
 use crate::store::SharedStore;
 use crate::tls::Trust;
 
@@ -44,8 +45,10 @@ pub struct DeliverySettings {
     pub timeout: Duration,
     /// How often the store is searched for what nothing announced.
     pub poll_interval: Duration,
-    /// Where may be sent to; asked again at each attempt.
+    /// Where may be sent to for services; asked again at each attempt.
     pub hosts: HostRules,
+    /// Where may be sent to for developer apps; asked again at each attempt.
+    pub guard: Guard,
     /// Whom an https receiver may prove itself by.
     pub trust: Trust,
     /// The `User-Agent` header.

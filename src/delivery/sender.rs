@@ -12,6 +12,7 @@ use crate::domain::seal::SigningSecret;
 use crate::domain::signature::header_v2;
 use crate::domain::time::Millis;
 use crate::domain::trace::Traceparent;
+use crate::egress::{self, AppEndpoint, Refused};
 use crate::store::{Claimed, Secrets, StoredEvent};
 
 use super::DeliverySettings;
@@ -29,9 +30,10 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Characters of a network error that are kept.
 const ERROR_CHARS_MAX: usize = 200;
 
-/// The one HTTP client for deliveries.
+/// The HTTP clients for deliveries: one for those of services, one for those of developer apps.
 pub(super) struct Sender {
     client: reqwest::Client,
+    apps: egress::Client,
     hosts: HostRules,
     user_agent: HeaderValue,
     timeout: Duration,
@@ -53,6 +55,7 @@ impl Sender {
             .build()?;
         Ok(Self {
             client,
+            apps: settings.guard.client(&settings.trust)?,
             hosts: settings.hosts.clone(),
             user_agent: header_value(&settings.user_agent),
             timeout: settings.timeout,
@@ -68,16 +71,14 @@ impl Sender {
         event: &StoredEvent,
         interrupt: &CancellationToken,
     ) -> Ended {
-        let url = match self.hosts.check(&claimed.endpoint) {
-            Ok(url) => url,
-            Err(fault) => return Ended::Refused(fault.to_string()),
+        let request = match self.request(claimed) {
+            Ok(request) => request,
+            Err(refused) => return Ended::Refused(refused),
         };
         let deadline = Instant::now() + self.timeout;
         let body = body(event);
         let unix_s = (self.clock)().0.div_euclid(1000);
-        let request = self
-            .client
-            .post(url)
+        let request = request
             .headers(self.headers(claimed, secrets, event, unix_s, &body))
             .body(body);
         let answer = tokio::select! {
@@ -87,7 +88,7 @@ impl Sender {
         };
         let response = match answer {
             Err(_elapsed) => return Ended::Failed("timeout".to_owned()),
-            Ok(Err(error)) => return Ended::Failed(describe(error)),
+            Ok(Err(error)) => return failed(error),
             Ok(Ok(response)) => response,
         };
         let status = response.status().as_u16();
@@ -96,12 +97,26 @@ impl Sender {
             .get(RETRY_AFTER)
             .and_then(|value| value.to_str().ok())
             .and_then(|value| retry_after(value, (self.clock)()));
-        let rest_until = deadline.min(Instant::now() + ANSWER_REST);
-        tokio::select! {
-            () = finish(response, rest_until) => {}
-            () = interrupt.cancelled() => {}
+        // An app's connection is used once: its answer ends with its head.
+        if !claimed.of_app {
+            let rest_until = deadline.min(Instant::now() + ANSWER_REST);
+            tokio::select! {
+                () = finish(response, rest_until) => {}
+                () = interrupt.cancelled() => {}
+            }
         }
         Ended::Answered { status, retry_after }
+    }
+
+    /// A request to where the delivery goes, or why nothing may be sent there.
+    fn request(&self, claimed: &Claimed) -> Result<reqwest::RequestBuilder, String> {
+        if claimed.of_app {
+            let endpoint = AppEndpoint::parse(&claimed.endpoint).map_err(|refused| refused.to_string())?;
+            Ok(self.apps.post(endpoint))
+        } else {
+            let url = self.hosts.check(&claimed.endpoint).map_err(|fault| fault.to_string())?;
+            Ok(self.client.post(url))
+        }
     }
 
     fn headers(
@@ -167,6 +182,16 @@ async fn finish(mut response: reqwest::Response, until: Instant) {
             Some(rest) => left = rest,
             None => return,
         }
+    }
+}
+
+/// What became of an attempt without an answer. A host that leads inside stays refused; one whose addresses are not known
+/// now may be known later.
+fn failed(error: reqwest::Error) -> Ended {
+    match Refused::of(&error) {
+        Some(refused) if refused.is_final() => Ended::Refused(refused.to_string()),
+        Some(refused) => Ended::Failed(refused.to_string()),
+        None => Ended::Failed(describe(error)),
     }
 }
 

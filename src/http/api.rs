@@ -9,6 +9,7 @@ use axum::routing::{MethodRouter, delete, get, patch, post, put};
 use crate::domain::app::Quotas;
 use crate::domain::endpoint::HostRules;
 use crate::domain::ids::SubscriptionId;
+use crate::egress::Guard;
 use crate::fabric::Fabric;
 use crate::identity::Verifier;
 use crate::identity::limits::Limits;
@@ -37,6 +38,8 @@ pub struct Api {
     pub rules: Rules,
     /// Where subscriptions may point.
     pub endpoint_hosts: HostRules,
+    /// Where deliveries of apps may go.
+    pub guard: Guard,
     /// What pages of the log may take of the memory.
     pub rooms: Rooms,
     /// How many subscriptions a consumer may hold.

@@ -11,7 +11,6 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::domain::app::Holder;
-use crate::domain::endpoint::app_endpoint;
 use crate::domain::ids::SubscriptionId;
 use crate::domain::json::Members;
 use crate::domain::retry::RetryPolicy;
@@ -112,11 +111,13 @@ pub(super) async fn create(
     let endpoint = member("endpoint").and_then(text).ok_or(ApiError::EndpointNotAllowed(
         "endpoint must be an http or https address".into(),
     ))?;
-    let checked = match caller.app {
-        None => api.endpoint_hosts.check(&endpoint),
-        Some(_) => app_endpoint(&endpoint),
+    let endpoint = match caller.app {
+        None => api.endpoint_hosts.check(&endpoint).map(String::from).map_err(not_allowed)?,
+        Some(_) => {
+            let endpoint = api.guard.check_endpoint(&endpoint).await.map_err(not_allowed)?;
+            endpoint.as_str().to_owned()
+        }
     };
-    let endpoint = checked.map_err(|fault| ApiError::EndpointNotAllowed(fault.to_string().into()))?;
     let secret = match member("secret") {
         None => new_secret(),
         Some(given) => checked_secret(given)?,
@@ -128,7 +129,7 @@ pub(super) async fn create(
         .create_subscription(&NewSubscription {
             holder: caller.holder(),
             topic_pattern: pattern.as_str(),
-            endpoint: endpoint.as_str(),
+            endpoint: &endpoint,
             secret: &secret,
             retry_policy: retry_policy.as_deref(),
             max_inflight,
@@ -145,6 +146,10 @@ pub(super) async fn create(
         ..SubscriptionView::from(created)
     };
     Ok(json(StatusCode::CREATED, &view))
+}
+
+fn not_allowed(fault: impl ToString) -> ApiError {
+    ApiError::EndpointNotAllowed(fault.to_string().into())
 }
 
 /// The caller's subscriptions, oldest first.

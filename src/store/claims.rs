@@ -79,6 +79,8 @@ pub struct Claimed {
     pub due_at: Millis,
     /// Where to send it.
     pub endpoint: String,
+    /// The subscription belongs to a developer app's project.
+    pub of_app: bool,
     /// What signs; without it nothing may be sent.
     pub secrets: Result<Secrets, Unopened>,
     /// The subscription's own retry rule, as stored.
@@ -226,7 +228,7 @@ impl Store {
         let rows = sqlx::query!(
             r#"
             SELECT lost AS "lost!", version AS "version!", now_ms AS "now_ms!", skipped AS "skipped!", subscription_id,
-                   free, claims_from, consumer, endpoint, secret, previous_secret, retry_policy, seq, attempt, at_most_once,
+                   free, claims_from, consumer, endpoint, of_app, secret, previous_secret, retry_policy, seq, attempt, at_most_once,
                    skipped_by_operator, claim_id, priority, due_at, event_id, event_type, event_version, source, actor,
                    on_behalf_of, subject_type, subject_id, subject_revision, trace_id, event_priority, visibility,
                    occurred_at, received_at, payload, hops, carrier, carrier_class
@@ -269,12 +271,13 @@ impl Store {
         let mut counted: HashSet<SubscriptionId> = HashSet::new();
         for row in rows {
             (pass.version, pass.now_ms, pass.skipped) = (row.version, row.now_ms, row.skipped);
-            let (Some(id), Some(free), Some(claims_from), Some(consumer), Some(endpoint), Some(secret)) = (
+            let (Some(id), Some(free), Some(claims_from), Some(consumer), Some(endpoint), Some(of_app), Some(secret)) = (
                 row.subscription_id,
                 row.free,
                 row.claims_from,
                 row.consumer,
                 row.endpoint,
+                row.of_app,
                 row.secret,
             ) else {
                 continue;
@@ -323,6 +326,7 @@ impl Store {
                 priority,
                 due_at: Millis(due_at),
                 endpoint,
+                of_app,
                 secrets: self.open_secrets(&id, &secret, row.previous_secret.as_deref()),
                 retry_policy: row.retry_policy,
                 at_most_once: row.at_most_once.unwrap_or_default(),

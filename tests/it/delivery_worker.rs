@@ -11,6 +11,7 @@ use openvibe_events::{
     domain::{
         app::Holder, endpoint::HostRules, envelope, ids::SubscriptionId, retry::Schedule, seal::Sealer, time::Millis,
     },
+    egress::Guard,
     store::{
         Addresses, NewDelivery, NewEvent, NewSubscription, ReplaySelection, SharedStore, Skip, Store,
         SubscriptionChange,
@@ -46,6 +47,7 @@ pub(crate) fn settings() -> DeliverySettings {
         timeout: Duration::from_secs(20),
         poll_interval: Duration::from_millis(100),
         hosts: HostRules::parse(&["127.0.0.1".to_owned()]).expect("a good rule"),
+        guard: Guard::new(&[]),
         trust: Trust::load(&Authorities::default()),
         user_agent: "OpenVibe.Events/0.1".to_owned(),
         clock: || {

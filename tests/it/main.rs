@@ -29,6 +29,7 @@ mod delivery_worker;
 mod dev;
 mod dev_live;
 mod docs;
+mod egress;
 mod fabric;
 mod fabric_cloud;
 mod fabric_company;

@@ -10,6 +10,7 @@
     reason = "tests read their own environment, stamp real times and build a plain HTTP client"
 )]
 
+pub(crate) mod authority;
 pub(crate) mod balancer;
 #[path = "../../../carriers/tests/contract/support/broker.rs"]
 pub(crate) mod broker;
@@ -19,11 +20,13 @@ pub(crate) mod cluster;
 pub(crate) mod contracts;
 pub(crate) mod database;
 pub(crate) mod dice;
+pub(crate) mod dns;
 pub(crate) mod envelopes;
 pub(crate) mod follower;
 pub(crate) mod http1;
 pub(crate) mod ledger;
 pub(crate) mod logs;
+pub(crate) mod netns;
 pub(crate) mod network;
 pub(crate) mod nginx;
 pub(crate) mod pgbouncer;

@@ -43,7 +43,7 @@ impl HttpsServer {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 // A client that does not trust the certificate breaks off; that is its answer.
-                if exchange(&config, stream, status, &body).is_ok() {
+                if exchange(&config, stream, &format!("{status} Status\r\n"), &body).is_ok() {
                     counted.fetch_add(1, Ordering::SeqCst);
                 }
             }
@@ -77,7 +77,8 @@ fn config() -> Arc<ServerConfig> {
     Arc::new(config)
 }
 
-fn exchange(config: &Arc<ServerConfig>, stream: TcpStream, status: u16, body: &str) -> io::Result<()> {
+/// Reads one request and answers it with this status line and these header lines, each of which ends itself.
+pub(crate) fn exchange(config: &Arc<ServerConfig>, stream: TcpStream, head: &str, body: &str) -> io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let connection = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
     let mut stream = BufReader::new(StreamOwned::new(connection, stream));
@@ -98,7 +99,7 @@ fn exchange(config: &Arc<ServerConfig>, stream: TcpStream, status: u16, body: &s
     let mut stream = stream.into_inner();
     write!(
         stream,
-        "HTTP/1.1 {status} Status\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        "HTTP/1.1 {head}content-length: {}\r\nconnection: close\r\n\r\n{body}",
         body.len()
     )?;
     stream.conn.send_close_notify();
