@@ -1,5 +1,7 @@
 //! What an app may call, name and see: its own project in its own environment, and what is public.
 
+use std::slice;
+
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -129,9 +131,9 @@ async fn what_each_reader_finds_by_pull_and_by_id() {
     );
     assert_eq!(
         sandbox.reads(client, &format!("{}a.x", sandbox.prefix())).await,
-        [mine.clone()]
+        slice::from_ref(&mine)
     );
-    assert_eq!(production.reads(client, &sandbox.all()).await, [real.clone()]);
+    assert_eq!(production.reads(client, &sandbox.all()).await, slice::from_ref(&real));
     for app in [&sandbox, &production] {
         for topic in [format!("{namespace}.*"), kind.clone()] {
             assert_eq!(app.reads(client, &topic).await, [public.id()], "{topic}");
@@ -151,7 +153,7 @@ async fn what_each_reader_finds_by_pull_and_by_id() {
     for topic in ["app.*".to_owned(), sandbox.all(), format!("{}a.x", sandbox.prefix())] {
         assert_eq!(
             pulled(client, &service, &topic).await,
-            [real.clone()],
+            slice::from_ref(&real),
             "production alone: {topic}"
         );
     }
