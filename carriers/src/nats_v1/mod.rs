@@ -142,7 +142,11 @@ impl Nats {
         let mark = self.marks.fetch_add(1, Relaxed);
         let (sender, heard) = oneshot::channel();
         self.echoes.lock().insert(mark, sender);
-        let mut echo = Echo { nats: self, mark, heard };
+        let mut echo = Echo {
+            nats: self,
+            mark,
+            heard,
+        };
         let mut headers = HeaderMap::new();
         headers.insert(MARK, mark.to_string());
         client
