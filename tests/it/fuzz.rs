@@ -12,6 +12,7 @@ use std::{
 use crate::support::{dice::Dice, process::setting};
 
 #[path = "../../fuzz/src/lib.rs"]
+#[expect(unreachable_pub, reason = "it is a crate of its own as well")]
 mod targets;
 
 /// Pieces that the parsers give a meaning to.
