@@ -280,7 +280,9 @@ fn delivery(env: &mut Reader) -> Delivery {
         dlq_degraded_at: env.number("EVENTS_DLQ_DEGRADED_AT", 0, i64::MAX.unsigned_abs()),
         max_subscriptions: env.number("EVENTS_MAX_SUBSCRIPTIONS", 1, 1_000_000),
         endpoint_hosts: host_rules(env, "EVENTS_ENDPOINT_HOSTS"),
-        dns_servers: env.optional("EVENTS_DNS_SERVERS", values::name_servers).unwrap_or_default(),
+        dns_servers: env
+            .optional("EVENTS_DNS_SERVERS", values::name_servers)
+            .unwrap_or_default(),
         secret_keys: env
             .optional("EVENTS_SECRET_KEY", values::secret_keys)
             .unwrap_or_default(),

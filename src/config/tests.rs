@@ -147,6 +147,7 @@ fn defaults_are_the_documented_ones() {
         "CLOUD_QUEUE_ACCESS_KEY",
         "CLOUD_QUEUE_SECRET_KEY",
         "EVENTS_CARRIERS_DISABLED",
+        "EVENTS_DNS_SERVERS",
         "EVENTS_ARCHIVE_S3_BUCKET",
         "EVENTS_ARCHIVE_S3_ENDPOINT",
         "EVENTS_ARCHIVE_S3_ACCESS_KEY_ID",
@@ -548,7 +549,10 @@ fn name_servers_are_addresses_with_a_port_or_without() {
         .collect();
     assert_eq!(read, ["10.0.0.2:53", "127.0.0.1:5353", "[::1]:53", "[::1]:5353"]);
     let message = refused(&[("EVENTS_DNS_SERVERS", "10.0.0.2,ns.example.org")]);
-    assert!(message.contains("EVENTS_DNS_SERVERS must list IP addresses"), "{message}");
+    assert!(
+        message.contains("EVENTS_DNS_SERVERS must list IP addresses"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -30,11 +30,7 @@ const SPECIAL_V4: [Ipv4Net; 15] = [
 /// ones, and what nobody has been given yet, lie outside.
 const UNICAST_V6: Ipv6Net = v6(0x2000, 0, 0, 3);
 /// Special networks among those: Teredo and other protocols, and two for documentation.
-const SPECIAL_V6: [Ipv6Net; 3] = [
-    v6(0x2001, 0, 0, 23),
-    v6(0x2001, 0xdb8, 0, 32),
-    v6(0x3fff, 0, 0, 20),
-];
+const SPECIAL_V6: [Ipv6Net; 3] = [v6(0x2001, 0, 0, 23), v6(0x2001, 0xdb8, 0, 32), v6(0x3fff, 0, 0, 20)];
 /// Addresses that carry the IPv4 address of their site in bits 16 to 47.
 const SIX_TO_FOUR: Ipv6Net = v6(0x2002, 0, 0, 16);
 /// Addresses that a translator takes to the IPv4 address in their last 32 bits. Its neighbour `64:ff9b:1::/48` is for
@@ -82,7 +78,10 @@ fn is_isatap(address: Ipv6Addr) -> bool {
 
 /// The IPv4 address that is followed by so many bits.
 fn carried(address: Ipv6Addr, bits_behind: u32) -> Ipv4Addr {
-    #[expect(clippy::cast_possible_truncation, reason = "the 32 bits in question are the lowest ones")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the 32 bits in question are the lowest ones"
+    )]
     Ipv4Addr::from_bits((address.to_bits() >> bits_behind) as u32)
 }
 

@@ -31,7 +31,9 @@ pub enum Refused {
     #[error("endpoint must begin with https://")]
     NotHttps,
     /// Its host is a name that means something only inside a network.
-    #[error("endpoint's host must be a full name of the public internet, not one label, localhost, *.local, *.internal")]
+    #[error(
+        "endpoint's host must be a full name of the public internet, not one label, localhost, *.local, *.internal"
+    )]
     LocalName,
     /// Its host is an address that is not public, or has one.
     #[error("endpoint's host must have public addresses only")]

@@ -80,10 +80,7 @@ impl Names {
             Self::At(resolver) => return Ok(resolver.clone()),
             Self::System(cell) => cell,
         };
-        let changed_at = Path::new(SYSTEM_FILE)
-            .metadata()
-            .and_then(|file| file.modified())
-            .ok();
+        let changed_at = Path::new(SYSTEM_FILE).metadata().and_then(|file| file.modified()).ok();
         let mut kept = cell.lock();
         if let Some(system) = &*kept
             && system.changed_at == changed_at
@@ -122,7 +119,9 @@ fn at(servers: &[SocketAddr]) -> TokioResolver {
     forgetful(options);
     options.use_hosts_file = ResolveHosts::Never;
     options.timeout = SERVER_TIMEOUT;
-    builder.build().expect("only TLS to name servers, which is not used, can fail")
+    builder
+        .build()
+        .expect("only TLS to name servers, which is not used, can fail")
 }
 
 fn forgetful(options: &mut hickory_resolver::config::ResolverOpts) {

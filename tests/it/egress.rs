@@ -105,7 +105,8 @@ impl World {
     }
 
     async fn row(&self, subscription: &str, seq: i64) -> Row {
-        let sql = "SELECT status, attempt, last_status, last_error FROM deliveries WHERE subscription_id = $1 AND seq = $2";
+        let sql =
+            "SELECT status, attempt, last_status, last_error FROM deliveries WHERE subscription_id = $1 AND seq = $2";
         let found = sqlx::query_as(sql).bind(subscription).bind(seq);
         found.fetch_one(self.database.pool()).await.expect("the delivery")
     }
@@ -169,10 +170,17 @@ async fn public_endpoints_are_reached(world: &World) {
     for count in 1..=3 {
         let seq = world.deliver(&subscription).await;
         let row = world.ended(&subscription, seq).await;
-        assert_eq!((row.status.as_str(), row.last_status), ("delivered", Some(200)), "{row:?}");
+        assert_eq!(
+            (row.status.as_str(), row.last_status),
+            ("delivered", Some(200)),
+            "{row:?}"
+        );
         assert_eq!(receiver.connections(), count, "each has a connection of its own");
     }
-    assert!(world.dns.asked(name) >= 3, "each is looked up anew, though answers hold for minutes");
+    assert!(
+        world.dns.asked(name) >= 3,
+        "each is looked up anew, though answers hold for minutes"
+    );
     let literal = world.outcome(&receiver.url(None)).await;
     assert_eq!(literal.status, "delivered", "{literal:?}");
     let (six, _) = world.receiver(PUBLIC_V6, name, &[]);
@@ -211,7 +219,10 @@ async fn what_is_dialled_is_what_was_checked(world: &World) {
             }
         }
     }
-    assert!(delivered >= 3 && refused >= 3, "{delivered} delivered, {refused} refused");
+    assert!(
+        delivered >= 3 && refused >= 3,
+        "{delivered} delivered, {refused} refused"
+    );
     assert_eq!(receiver.requests(), delivered);
     for trap in traps {
         assert_eq!(trap.connections(), 0, "{}", trap.url(None));
@@ -227,7 +238,11 @@ async fn one_private_address_among_several_refuses_all(world: &World) {
     ] {
         let (receiver, traps) = world.receiver(PUBLIC, name, &[PUBLIC_TOO, PRIVATE]);
         world.dns.say_addresses(name, &addresses);
-        assert_eq!(world.outcome(&receiver.url(Some(name))).await, dead(1, NOT_PUBLIC), "{name}");
+        assert_eq!(
+            world.outcome(&receiver.url(Some(name))).await,
+            dead(1, NOT_PUBLIC),
+            "{name}"
+        );
         let reached = receiver.connections() + traps.iter().map(HttpsReceiver::connections).sum::<usize>();
         assert_eq!(reached, 0, "{name}");
     }
@@ -289,8 +304,14 @@ async fn an_answer_cannot_send_it_elsewhere(world: &World) {
     for status in ["301 Moved", "302 Found", "307 Moved", "308 Moved"] {
         receiver.answer_next(&format!("{status}\r\nlocation: {}\r\n", traps[0].url(None)));
         let before = receiver.requests();
-        let row = world.outcome(&format!("{}/{}", receiver.url(Some(name)), &status[..3])).await;
-        assert_eq!((row.status.as_str(), row.attempt), ("delivered", 2), "{status}: {row:?}");
+        let row = world
+            .outcome(&format!("{}/{}", receiver.url(Some(name)), &status[..3]))
+            .await;
+        assert_eq!(
+            (row.status.as_str(), row.attempt),
+            ("delivered", 2),
+            "{status}: {row:?}"
+        );
         assert_eq!(receiver.requests(), before + 2, "{status} is an attempt that failed");
     }
     assert_eq!(traps[0].connections(), 0);
@@ -345,7 +366,11 @@ async fn an_endpoint_is_judged_by_all_addresses_that_its_host_has() {
         dns.say(host, says);
         let asked = Instant::now();
         assert_eq!(judged(host).await, Err(Refused::Unresolved(unresolved)), "{host}");
-        assert!(asked.elapsed() < Duration::from_secs(8), "{host}: {:?}", asked.elapsed());
+        assert!(
+            asked.elapsed() < Duration::from_secs(8),
+            "{host}: {:?}",
+            asked.elapsed()
+        );
     }
 
     dns.say_addresses("changing.example.com", &[PUBLIC]);
@@ -359,7 +384,11 @@ async fn an_endpoint_is_judged_by_all_addresses_that_its_host_has() {
 
     let before = dns.asked("localhost");
     assert_eq!(judged("localhost").await, Err(Refused::LocalName));
-    assert_eq!(dns.asked("localhost"), before, "names of an inside are not even asked for");
+    assert_eq!(
+        dns.asked("localhost"),
+        before,
+        "names of an inside are not even asked for"
+    );
 }
 
 #[tokio::test]
@@ -375,7 +404,11 @@ async fn the_systems_name_servers_are_followed_and_its_search_list_is_not() {
         fs::write(&file, text).expect("a file in the temporary directory");
     };
     resolve_at("127.0.0.1");
-    let mounted = Command::new("mount").arg("--bind").arg(&file).arg("/etc/resolv.conf").status();
+    let mounted = Command::new("mount")
+        .arg("--bind")
+        .arg(&file)
+        .arg("/etc/resolv.conf")
+        .status();
     assert!(mounted.expect("the program `mount`").success());
 
     let guard = Guard::new(&[]);
@@ -391,8 +424,15 @@ async fn the_systems_name_servers_are_followed_and_its_search_list_is_not() {
     assert_eq!(first.asked("gone.example.com.inside.example"), 0);
 
     resolve_at("127.0.0.2");
-    assert_eq!(judged("hooks.example.com").await, Err(Refused::NotPublic), "the file is read again");
+    assert_eq!(
+        judged("hooks.example.com").await,
+        Err(Refused::NotPublic),
+        "the file is read again"
+    );
     resolve_at("no.address");
-    assert_eq!(judged("hooks.example.com").await, Err(Refused::Unresolved(Unresolved::Failed)));
+    assert_eq!(
+        judged("hooks.example.com").await,
+        Err(Refused::Unresolved(Unresolved::Failed))
+    );
     fs::remove_file(&file).ok();
 }

@@ -51,6 +51,7 @@ mod faults_pooler;
 mod faults_schema;
 mod faults_storm;
 mod first_event;
+mod fuzz;
 mod harness_self;
 mod outbound_tls;
 mod rate_cards;
