@@ -27,12 +27,6 @@ pub enum EndpointFault {
     /// Its host ends in a dot.
     #[error("endpoint's host must not end in a dot")]
     TrailingDot,
-    /// It is for an app, and its scheme is not https.
-    #[error("an app's endpoint must begin with https://")]
-    NotHttps,
-    /// It is for an app, and its host is a name that only a private network knows.
-    #[error("an app's endpoint must name a public host")]
-    PrivateName,
     /// Its host is on no entry of the list.
     #[error(
         "endpoint's host is not one that events may be sent to: EVENTS_ENDPOINT_HOSTS of the service lists them (unless \

@@ -112,7 +112,11 @@ pub(super) async fn create(
         "endpoint must be an http or https address".into(),
     ))?;
     let endpoint = match caller.app {
-        None => api.endpoint_hosts.check(&endpoint).map(String::from).map_err(not_allowed)?,
+        None => api
+            .endpoint_hosts
+            .check(&endpoint)
+            .map(String::from)
+            .map_err(not_allowed)?,
         Some(_) => {
             let endpoint = api.guard.check_endpoint(&endpoint).await.map_err(not_allowed)?;
             endpoint.as_str().to_owned()

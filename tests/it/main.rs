@@ -21,6 +21,7 @@ mod apps_quotas;
 mod apps_revocation;
 mod apps_scopes;
 mod apps_world;
+mod authority_matrix;
 mod contracts;
 mod delivery_company;
 mod delivery_life;
