@@ -44,6 +44,9 @@ const SKIPPED_AGAIN_AFTER: Duration = Duration::from_millis(5);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 /// How often frontiers are moved.
 const FRONTIER_INTERVAL: Duration = Duration::from_secs(1);
+/// Between two polls that were asked for by word that anything may have work: whoever says so over and over, which anybody
+/// on a broker can, must not keep the store busy.
+const EVERYTHING_PAUSE: Duration = Duration::from_millis(50);
 /// Subscriptions asked about in one statement of a poll.
 const POLL_CHUNK: usize = 500;
 /// Subscriptions that one claim considers: enough of them that the most urgent of many win, few enough that locking
@@ -91,6 +94,8 @@ struct Memory {
     /// What a poll has not asked about yet.
     unpolled: VecDeque<SubscriptionId>,
     poll_at: Instant,
+    /// No poll is asked for before it.
+    asked_poll_from: Instant,
     sweep_at: Instant,
     frontiers_at: Instant,
     /// No look before it: the store failed.
@@ -128,6 +133,7 @@ impl Memory {
             unsigned: HashMap::new(),
             unpolled: VecDeque::new(),
             poll_at: now,
+            asked_poll_from: now,
             sweep_at: now + SWEEP_INTERVAL,
             frontiers_at: now,
             pause_until: now,
@@ -274,7 +280,7 @@ impl Dispatcher {
             memory.sweep(now);
         }
         if woken.everything {
-            memory.poll_at = now;
+            memory.poll_at = memory.poll_at.min(memory.asked_poll_from.max(now));
         }
         for (id, told) in woken.subscriptions {
             memory.agenda.want(id, told);
@@ -302,6 +308,7 @@ impl Dispatcher {
     async fn poll(&self, memory: &mut Memory, now: Instant) {
         if now >= memory.poll_at && memory.unpolled.is_empty() {
             memory.poll_at = now + self.settings.poll_interval;
+            memory.asked_poll_from = now + EVERYTHING_PAUSE;
             memory.unpolled = memory.known.keys().cloned().collect();
         }
         let mut candidates = Vec::new();

@@ -305,6 +305,33 @@ async fn forged_signals_cause_nothing_and_the_real_one_behind_them_arrives() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn word_of_everything_over_and_over_is_looked_into_now_and_then() {
+    let broker = Broker::valkey().await;
+    let pair = Pair::start(&[("VALKEY_URL", &url("redis", broker.address()))]).await;
+    pair.subscribe(TYPE, "/hook").await;
+    pair.selects(TYPE, ID, SOON).await;
+    pair.round(&event(1), SOON).await;
+    let everything = br#"{"from":"nobody","ids":[],"everything":true}"#;
+    let mut bytes = command(&[b"AUTH", b"admin", b"admin"]);
+    for _ in 0..20 {
+        bytes.extend(command(&[b"PUBLISH", b"ov:events:ps:fabric.topic", everything]));
+    }
+    bytes.extend(command(&[b"ECHO", b"the-end"]));
+    let looks = "SELECT (sum(idx_scan) + sum(seq_scan))::bigint FROM pg_stat_user_tables WHERE relname = 'deliveries'";
+    let before = number(&pair.database, looks).await;
+    let began = Instant::now();
+    let mut said = 0;
+    while began.elapsed() < Duration::from_secs(2) {
+        speak(&broker, &bytes, "the-end").await;
+        said += 20;
+    }
+    // The server's counts come late; what has come by then is enough to tell.
+    pair.round(&event(1), SOON).await;
+    let looked = number(&pair.database, looks).await - before;
+    assert!(looked < 250, "{said} words, {looked} looks");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_signal_that_is_repeated_fifty_times_from_two_sides_sends_once() {
     let broker = Broker::valkey().await;
     let env = url("redis", broker.address());

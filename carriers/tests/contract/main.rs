@@ -409,6 +409,7 @@ async fn dripping(world: World) {
 /// An hour of an outage in a few seconds: every kind of call, thousands of times, against a broker that is not there.
 /// It runs in a process of its own, because memory is counted by process and the other tests use some as well.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::disallowed_methods, reason = "it tells its two runs apart")]
 async fn nothing_grows_in_a_long_outage() {
     const ALONE: &str = "OV_TEST_OUTAGE_ALONE";
     if std::env::var_os(ALONE).is_none() {
