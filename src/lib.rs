@@ -26,6 +26,7 @@ mod vitals;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use futures_util::FutureExt as _;
@@ -100,6 +101,7 @@ pub struct App {
     readiness: Arc<Readiness>,
     indexes: IndexBuilds,
     retention: Retention,
+    sandbox_retention: Duration,
     connections_max: usize,
     delivery: Delivery,
     publisher: JoinHandle<()>,
@@ -254,6 +256,7 @@ impl App {
             readiness,
             indexes,
             retention: config.retention.clone(),
+            sandbox_retention: config.apps.sandbox_retention,
             connections_max: CONNECTIONS_MAX + config.realtime.max_connections,
             delivery,
             publisher: publishing,
@@ -284,7 +287,8 @@ impl App {
             maintenance::keep_sealed(Arc::clone(&self.store)).boxed(),
             maintenance::erase_former_secrets(Arc::clone(&self.store)).boxed(),
             maintenance::forget_tickets(Arc::clone(&self.store)).boxed(),
-            maintenance::forget_placements(Arc::clone(&self.store), self.retention).boxed(),
+            maintenance::forget_placements(Arc::clone(&self.store), self.retention.clone()).boxed(),
+            maintenance::prune(Arc::clone(&self.store), self.retention, self.sandbox_retention).boxed(),
             maintenance::build_indexes(Arc::clone(&self.store), self.readiness, self.indexes).boxed(),
         ] {
             let stop = stop_background.clone();

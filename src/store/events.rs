@@ -3,6 +3,8 @@
 //! A page is decided in one statement, so that its end, the head and the epoch belong to one snapshot: a position that
 //! is handed out never lies beyond what was examined.
 
+use std::collections::HashSet;
+
 use sqlx::PgConnection;
 
 use crate::domain::cursor::Cursor;
@@ -93,11 +95,7 @@ impl Store {
         let positions = sqlx::query_as!(
             Positions,
             r#"
-            SELECT epoch.value AS "epoch!",
-                   greatest((SELECT max(seq) FROM events), floor.value) AS "head!",
-                   floor.value AS "floor!"
-            FROM store_epoch epoch, store_floor floor
-            WHERE epoch.name = 'events' AND floor.name = 'events'
+            SELECT epoch AS "epoch!", head AS "head!", floor AS "floor!" FROM log_bounds
             "#
         )
         .fetch_one(self.run(&mut reader))
@@ -118,14 +116,23 @@ impl Store {
         )
         .fetch_optional(self.run(&mut reader))
         .await?;
-        let Some(found) = found else { return Ok(None) };
-        let event = self.events_at(&mut reader, &[found.seq]).await?.pop();
+        // Events move to the replay tier and never back, so what is not found in the one is looked for in the other.
+        let (cursor, event) = match found {
+            Some(found) => {
+                let cursor = Cursor {
+                    epoch: found.epoch,
+                    position: found.seq,
+                };
+                (cursor, self.events_at(&mut reader, &[found.seq]).await?.pop())
+            }
+            None => match self.archived_event(&mut reader, id).await? {
+                Some((cursor, event)) => (cursor, event),
+                None => return Ok(None),
+            },
+        };
         let event = event.ok_or(StoreError::Corrupt { what: "event" })?;
         Ok(Some(PulledEvent {
-            cursor: Cursor {
-                epoch: found.epoch,
-                position: found.seq,
-            },
+            cursor,
             envelope: event.envelope,
         }))
     }
@@ -182,15 +189,12 @@ impl Store {
             PageShape,
             r#"
             WITH bounds AS MATERIALIZED (
-                SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
-                       floor.value AS floor
-                FROM store_epoch epoch, store_floor floor
-                WHERE epoch.name = 'events' AND floor.name = 'events'
+                SELECT epoch, head, floor FROM log_bounds
             ), start AS MATERIALIZED (
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
             ), hits AS MATERIALIZED (
                 SELECT seq, size_bytes FROM (
-                    SELECT seq, event_type, size_bytes, env, project_id FROM events
+                    SELECT seq, event_type, size_bytes, env, project_id FROM event_log
                     WHERE seq > (SELECT seq FROM start)
                     ORDER BY seq
                     LIMIT $5
@@ -211,7 +215,7 @@ impl Store {
                    (SELECT array_agg(seq ORDER BY seq) FROM kept) AS hits,
                    (shape.hits < $4 AND shape.kept = shape.hits) AS "complete!",
                    CASE WHEN shape.hits < $4 AND shape.kept = shape.hits
-                        THEN (SELECT seq FROM events WHERE seq > (SELECT seq FROM start)
+                        THEN (SELECT seq FROM event_log WHERE seq > (SELECT seq FROM start)
                               ORDER BY seq OFFSET $5 - 1 LIMIT 1) END AS scan_end
             FROM bounds, start, shape
             "#,
@@ -239,14 +243,11 @@ impl Store {
             PageShape,
             r#"
             WITH bounds AS MATERIALIZED (
-                SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
-                       floor.value AS floor
-                FROM store_epoch epoch, store_floor floor
-                WHERE epoch.name = 'events' AND floor.name = 'events'
+                SELECT epoch, head, floor FROM log_bounds
             ), start AS MATERIALIZED (
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
             ), hits AS MATERIALIZED (
-                SELECT seq, size_bytes FROM events
+                SELECT seq, size_bytes FROM event_log
                 WHERE (event_type, seq) > ($3, (SELECT seq FROM start)) AND event_type <= $3
                   AND env = 'production' AND project_id IS NULL
                 ORDER BY event_type, seq
@@ -300,7 +301,16 @@ impl Store {
         )
         .fetch_all(self.run(connection))
         .await?;
-        Ok(rows.into_iter().filter_map(EventRow::read).collect())
+        if rows.len() == positions.len() {
+            return Ok(rows.into_iter().filter_map(EventRow::read).collect());
+        }
+        let hot: HashSet<i64> = rows.iter().map(|row| row.seq).collect();
+        let others: Vec<i64> = positions.iter().copied().filter(|seq| !hot.contains(seq)).collect();
+        // After the hot store was read: what moves in between is found here.
+        let archived = self.archived_at(connection, &others).await?;
+        let mut events: Vec<StoredEvent> = rows.into_iter().filter_map(EventRow::read).chain(archived).collect();
+        events.sort_unstable_by_key(|event| event.position);
+        Ok(events)
     }
 }
 

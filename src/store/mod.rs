@@ -4,6 +4,7 @@
 //! The rules that keep concurrent publishes, claims and settles apart are in `docs/architecture.md`, "The store's
 //! protocol". Every statement that several processes may run at once says which of them it follows.
 
+mod archived;
 mod at_once;
 mod carriers;
 mod checkpoints;
@@ -16,6 +17,7 @@ mod indexes;
 mod migrate;
 mod placements;
 mod policies;
+mod prune;
 mod publish;
 mod replay;
 mod run;
@@ -49,6 +51,7 @@ pub use indexes::{IndexBuild, IndexBuilds, IndexState, LATER_INDEXES, LaterIndex
 pub use migrate::{migrate, schema_generation};
 pub use placements::{DeliveryPlacement, NewPlacement, PLACED_BY_MAX, StoredPlacement};
 pub use policies::StoredPolicy;
+pub use prune::{Aged, Moved, ReceiptsPass, Removed};
 pub use publish::{Group, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent, Stored};
 pub use replay::{Placements, Placer, Replay, ReplaySelection, Replayed};
 pub use seal::{Erased, Resealed, Secrets};
