@@ -4,6 +4,7 @@
 //! arrows between them are described in `docs/architecture.md`. This file is the composition root: the only one that knows every part. It builds them in
 //! order and stops them in reverse.
 
+pub mod archive;
 mod backoff;
 mod cards;
 pub mod cli;

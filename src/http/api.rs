@@ -125,9 +125,11 @@ impl From<StoreError> for ApiError {
             StoreError::SubscriptionLimit(limit) => Self::SubscriptionLimit {
                 limit: limit.unsigned_abs(),
             },
-            StoreError::Foreign | StoreError::Migrate(_) | StoreError::Corrupt { .. } | StoreError::Database(_) => {
-                Self::internal(error)
-            }
+            StoreError::Foreign
+            | StoreError::NotMigrated
+            | StoreError::Migrate(_)
+            | StoreError::Corrupt { .. }
+            | StoreError::Database(_) => Self::internal(error),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! The rules that keep concurrent publishes, claims and settles apart are in `docs/architecture.md`, "The store's
 //! protocol". Every statement that several processes may run at once says which of them it follows.
 
+mod archive;
 mod archived;
 mod at_once;
 mod carriers;
@@ -41,6 +42,7 @@ use sqlx::{Connection, Postgres, Transaction};
 use crate::domain::seal::Sealer;
 
 pub use crate::domain::deliveries::DeliveryCounts;
+pub use archive::{ArchiveSession, HotTier, MonthRows, Offer, ReplayMonth, TierStatus};
 pub use carriers::Used;
 pub use checkpoints::Checkpoint;
 pub use claims::{Candidate, Claim, Claimed, Counted, Pass, Released, Stretch};
