@@ -1,18 +1,15 @@
 //! Where objects are kept: a directory, or a bucket of an S3-compatible store.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
-use object_store::buffered::BufWriter;
 use object_store::path::Path as Key;
-use object_store::{BackoffConfig, ClientOptions, ObjectStoreExt, RetryConfig};
-use tokio::io::AsyncWriteExt;
+use object_store::{BackoffConfig, ClientOptions, ObjectStoreExt, RetryConfig, WriteMultipart};
 use url::{Host, Url};
 
 use super::ArchiveError;
@@ -42,7 +39,7 @@ pub enum Storage {
 /// A bucket, and where files lie on the way to it and from it.
 #[derive(Debug)]
 pub struct Bucket {
-    store: Arc<AmazonS3>,
+    store: AmazonS3,
     prefix: String,
     name: String,
     scratch: PathBuf,
@@ -175,7 +172,7 @@ impl Bucket {
         let host = url.host_str().unwrap_or_default();
         let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
         Ok(Self {
-            store: Arc::new(store),
+            store,
             name: format!("s3:{host}{port}/{}/{}", s3.bucket, s3.prefix),
             prefix: s3.prefix.clone(),
             scratch,
@@ -206,26 +203,33 @@ impl Bucket {
     }
 
     async fn put(&self, key: &str, path: &Path) -> Result<(), ArchiveError> {
-        let store: Arc<dyn object_store::ObjectStore> = Arc::clone(&self.store) as _;
-        let mut writer = BufWriter::with_capacity(store, self.key(key), PART_BYTES).with_max_concurrency(PARTS_MAX);
-        let mut file = tokio::fs::File::open(path).await.map_err(failed("read", path))?;
-        let sent = async {
-            tokio::io::copy(&mut file, &mut writer).await?;
-            writer.shutdown().await
+        let mut file = File::open(path).map_err(failed("read", path))?;
+        let mut part = read_part(&mut file).map_err(failed("read", path))?;
+        let put = if part.len() < PART_BYTES {
+            self.store.put(&self.key(key), part.into()).await.map(|_| ())
+        } else {
+            let upload = self.store.put_multipart(&self.key(key)).await;
+            let upload = upload.map_err(|error| self.failed(key, error))?;
+            let mut upload = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
+            loop {
+                if let Err(error) = upload.wait_for_capacity(PARTS_MAX).await {
+                    // Parts that were sent cost room until they are given up; that may fail as well.
+                    let _ = upload.abort().await;
+                    return Err(self.failed(key, error));
+                }
+                if part.is_empty() {
+                    break;
+                }
+                upload.put(part.into());
+                part = read_part(&mut file).map_err(failed("read", path))?;
+            }
+            upload.finish().await.map(|_| ())
         };
-        let sent = sent.await;
-        if let Err(error) = sent {
-            // Parts that were sent cost room until they are given up; that may fail as well, and lifecycle rules remain.
-            let _ = writer.abort().await;
-            let error = error
-                .downcast::<object_store::Error>()
-                .unwrap_or_else(|error| object_store::Error::Generic {
-                    store: "S3",
-                    source: error.into(),
-                });
-            return Err(self.failed(key, error));
+        match put {
+            // Told by a server that took the object and named no ETag. What it took is read back before anything is deleted.
+            Err(error) if chain(&error).contains("ETag Header missing") => Ok(()),
+            put => put.map_err(|error| self.failed(key, error)),
         }
-        Ok(())
     }
 
     fn failed(&self, key: &str, source: object_store::Error) -> ArchiveError {
@@ -248,6 +252,14 @@ impl Bucket {
             source,
         }
     }
+}
+
+/// The next part of a file; less than a whole one is the last, empty there is none.
+fn read_part(file: &mut File) -> io::Result<Vec<u8>> {
+    let mut part = Vec::new();
+    file.take(u64::try_from(PART_BYTES).expect("some megabytes"))
+        .read_to_end(&mut part)?;
+    Ok(part)
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

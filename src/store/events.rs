@@ -247,9 +247,17 @@ impl Store {
             ), start AS MATERIALIZED (
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
             ), hits AS MATERIALIZED (
-                SELECT seq, size_bytes FROM event_log
-                WHERE (event_type, seq) > ($3, (SELECT seq FROM start)) AND event_type <= $3
-                  AND env = 'production' AND project_id IS NULL
+                SELECT seq, size_bytes FROM (
+                    (SELECT event_type, seq, size_bytes FROM events
+                     WHERE (event_type, seq) > ($3, (SELECT seq FROM start)) AND event_type <= $3
+                       AND env = 'production' AND project_id IS NULL
+                     ORDER BY event_type, seq)
+                    UNION ALL
+                    (SELECT event_type, seq, greatest(size_bytes, octet_length(body)) FROM events_archive
+                     WHERE (event_type, seq) > ($3, (SELECT seq FROM start)) AND event_type <= $3
+                       AND env = 'production' AND project_id IS NULL AND epoch = (SELECT epoch FROM bounds)
+                     ORDER BY event_type, seq)
+                ) typed
                 ORDER BY event_type, seq
                 LIMIT $4
             ), kept AS MATERIALIZED (

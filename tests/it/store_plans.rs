@@ -163,7 +163,7 @@ async fn fill(database: &Database, rows: i64, ids: &[String], blocked: &str, dis
              SELECT n, pg_temp.id(n), CASE WHEN n = 7 THEN 'live.rare.x' ELSE 'live.wait.x' END, 1, 'live',
                     '{{\"type\":\"service\",\"id\":\"live\"}}', 'thing', n::text,
                     CASE WHEN n % 10 = 0 THEN '{TRACE}' ELSE md5(n::text) END, 'important', 'internal',
-                    '2026-10-21T08:15:30Z', 1, '{{}}', 'svc:live', 'req_' || n, 300
+                    '2026-10-21T08:15:30Z', now_ms(), '{{}}', 'svc:live', 'req_' || n, 300
              FROM generate_series(1, {rows}) n;
              INSERT INTO idempotency_receipts SELECT 'events:publish', pg_temp.id(n), 1 FROM generate_series(1, {rows}) n;
              SELECT setval('event_positions', {rows});
