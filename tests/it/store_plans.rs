@@ -35,7 +35,7 @@ const SCANNED_MAX: i64 = 10_100;
 /// fifteen pages of tables and indexes; all of that together takes a few milliseconds.
 const BUFFERS_MAX: i64 = 9_000;
 /// The tables that grow.
-const GROWING: [&str; 3] = ["events", "deliveries", "idempotency_receipts"];
+const GROWING: [&str; 4] = ["events", "deliveries", "idempotency_receipts", "events_archive"];
 
 /// Subscriptions that rows wait for.
 const WAITING: i64 = 20;

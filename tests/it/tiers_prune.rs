@@ -14,12 +14,15 @@ use openvibe_events::{
 
 use crate::{
     store_fixture::{
-        Fixture, PAGE_BYTES, assert_counts, broken_keys, claim, delivered, event_of, events_of, heads, positions, put,
-        settle_all, subscribe,
+        Fixture, PAGE_BYTES, assert_counts, broken_keys, claim, costs, delivered, event_of, events_of, heads,
+        positions, put, settle_all, subscribe,
     },
     support::envelopes::{envelope, id},
     tiers_world::{DAY_MS, HOT_MS, age, move_all, rows, walk},
 };
+
+const SCAN: &str = "ORDER BY seq OFFSET $5 - 1 LIMIT 1";
+const BY_TYPE: &str = "(event_type, seq) > ($3, (SELECT seq FROM start))";
 
 #[tokio::test]
 async fn events_in_both_tiers_are_read_as_one_sequence_with_the_same_cursors() {
@@ -400,4 +403,32 @@ async fn a_withdrawal_of_sessions_holds_in_the_replay_tier() {
     age(&fixture, &all, 31).await;
     assert_eq!(move_all(&fixture.store).await, 1);
     assert_eq!(fixture.store.sessions_valid_after("usr_gone").await.expect("read"), hot);
+}
+
+#[tokio::test]
+async fn a_page_reads_as_little_of_a_long_replay_tier_as_of_the_hot_store() {
+    let fixture = Fixture::new().await;
+    fixture
+        .sql(
+            "INSERT INTO events_archive (id, seq, epoch, event_type, source, subject_type, subject_id, visibility, received_at, body, \
+             archived_at) SELECT 'evt_' || n, n, 0, CASE WHEN n = 30000 THEN 'live.rare.x' ELSE 'chat.noise.x' END, 'live', 't', 's', \
+             'public', 1, '', 1 FROM generate_series(1, 40000) n; ANALYZE events_archive",
+        )
+        .await;
+    for cost in costs(fixture.pool(), SCAN, "0, 100, ARRAY['chat.%'], 10, 5000, 4194304").await {
+        assert!(
+            cost.rows < 10_100 && !cost.scanned.iter().any(|table| table == "events_archive"),
+            "{cost:?}"
+        );
+        assert!(
+            cost.buffers < 100,
+            "a page that is full after ten rows reads no more: {cost:?}"
+        );
+    }
+    for cost in costs(fixture.pool(), BY_TYPE, "0, 100, 'live.rare.x', 10, 4194304").await {
+        assert!(
+            cost.rows < 20 && cost.buffers < 60,
+            "a rare type is found by its index: {cost:?}"
+        );
+    }
 }
