@@ -99,6 +99,12 @@ const BEGIN_GROUP: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL state
                            SET LOCAL synchronous_commit = on; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off; \
                            SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; \
                            SET LOCAL enable_mergejoin = off";
+/// As [`BEGIN`], for rows of large tables that are found by index: a table that is about to be emptied, or has just been
+/// filled, is not what PostgreSQL believes of it.
+const BEGIN_PRUNE: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
+                           SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'; \
+                           SET LOCAL synchronous_commit = on; SET LOCAL jit = off; SET LOCAL enable_seqscan = off; \
+                           SET LOCAL enable_bitmapscan = off";
 const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
                           SET LOCAL idle_in_transaction_session_timeout = '5s'";
 
@@ -250,6 +256,10 @@ impl Store {
 
     async fn begin(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
         Ok(self.writes.begin_with(BEGIN).await?)
+    }
+
+    async fn begin_prune(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
+        Ok(self.writes.begin_with(BEGIN_PRUNE).await?)
     }
 
     async fn begin_group(&self) -> Result<Transaction<'static, Postgres>, StoreError> {

@@ -24,7 +24,7 @@ const BATCH_BYTES: i64 = 4 * 1024 * 1024;
 /// Rows of the replay tier that one transaction removes.
 const REPLAY_BATCH: i64 = 1_000;
 /// Pages of receipts that one statement looks through.
-const RECEIPT_PAGES: i64 = 512;
+const RECEIPT_PAGES: i64 = 64;
 
 /// What is on record of a delivery whose event left the hot store before it was made.
 const EXPIRED_ERROR: &str = "its event is older than EVENTS_RETENTION_DAYS";
@@ -84,7 +84,7 @@ struct Batch {
 impl Store {
     /// Moves a batch of production events that were received `age_ms` ago or earlier to the replay tier.
     pub async fn move_to_replay(&self, age_ms: i64, from: Aged) -> Result<Moved, StoreError> {
-        let mut transaction = self.begin().await?;
+        let mut transaction = self.begin_prune().await?;
         let batch = self.take_aged(&mut transaction, "production", age_ms, from).await?;
         let (leaving, waiting) = self.split_by_deliveries(&mut transaction, &batch.positions).await?;
         if !leaving.is_empty() {
@@ -102,7 +102,7 @@ impl Store {
     /// Removes a batch of events of `env` that were received `age_ms` ago or earlier, for good. Does nothing where another
     /// process is removing.
     pub async fn remove_aged(&self, env: &str, age_ms: i64, from: Aged) -> Result<Moved, StoreError> {
-        let mut transaction = self.begin().await?;
+        let mut transaction = self.begin_prune().await?;
         if !self.take_floor(&mut transaction).await? {
             return Ok(Moved::default());
         }
@@ -123,7 +123,7 @@ impl Store {
     /// Removes a batch of the replay tier that was received `age_ms` ago or earlier and that nobody holds. Does nothing where
     /// another process is removing.
     pub async fn expire_replay(&self, age_ms: i64) -> Result<Removed, StoreError> {
-        let mut transaction = self.begin().await?;
+        let mut transaction = self.begin_prune().await?;
         if !self.take_floor(&mut transaction).await? {
             return Ok(Removed::default());
         }
