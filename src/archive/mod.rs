@@ -68,7 +68,7 @@ pub enum ArchiveError {
         /// What may be the matter.
         hint: &'static str,
         /// What the store said.
-        source: object_store::Error,
+        source: Box<object_store::Error>,
     },
     /// A file.
     #[error("cannot {what} {}", path.display())]

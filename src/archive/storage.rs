@@ -167,7 +167,7 @@ impl Bucket {
                 storage: endpoint.to_owned(),
                 key: s3.bucket.clone(),
                 hint: "the bucket cannot be opened",
-                source,
+                source: Box::new(source),
             })?;
         let host = url.host_str().unwrap_or_default();
         let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
@@ -249,7 +249,7 @@ impl Bucket {
             storage: self.name.clone(),
             key: key.to_owned(),
             hint,
-            source,
+            source: Box::new(source),
         }
     }
 }

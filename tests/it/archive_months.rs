@@ -371,7 +371,7 @@ async fn objects_that_do_not_belong_are_refused_and_nothing_is_deleted() {
     );
     months.fill(3, 2).await;
     let image = months.image().await;
-    let spoilt: Vec<(&str, Option<Vec<u8>>, Option<String>)> = vec![
+    let spoilt = [
         ("is cut", Some(good[..good.len() - 5].to_vec()), Some(stated.clone())),
         ("is foreign", Some(b"hello".to_vec()), Some(stated.clone())),
         ("is not there", None, Some(stated.clone())),
