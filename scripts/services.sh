@@ -14,7 +14,7 @@
 #     nats           NATS with JetStream on a free port of 127.0.0.1: OV_TEST_NATS_URL; and OV_NATS_SERVER, its program
 #     valkey         Valkey in the same way: OV_TEST_VALKEY_URL and OV_VALKEY_SERVER
 #     sqs            a queue of an SQS-compatible server that refuses wrong keys: OV_TEST_SQS_URL, OV_TEST_SQS_ACCESS_KEY
-#                    and OV_TEST_SQS_SECRET_KEY
+#                    and OV_TEST_SQS_SECRET_KEY; the same server has a bucket `events` at OV_TEST_S3_URL
 #   down             what `up` keeps is thrown away with the servers: their databases are for tests only.
 #
 # Reads:
@@ -227,7 +227,7 @@ down_broker() {
     say "stopped $name (process $pg_pid)"
     if [[ ${!variable:-} == *"127.0.0.1:$pg_port"* ]]; then
       printf 'unset %s\n' "$variable"
-      [ "$name" != sqs ] || printf 'unset OV_TEST_SQS_ACCESS_KEY OV_TEST_SQS_SECRET_KEY\n'
+      [ "$name" != sqs ] || printf 'unset OV_TEST_SQS_ACCESS_KEY OV_TEST_SQS_SECRET_KEY OV_TEST_S3_URL\n'
     fi
   fi
   [ -z "$pg_home" ] || rm -rf "$pg_home"

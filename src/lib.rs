@@ -4,6 +4,7 @@
 //! arrows between them are described in `docs/architecture.md`. This file is the composition root: the only one that knows every part. It builds them in
 //! order and stops them in reverse.
 
+pub mod archive;
 mod backoff;
 mod cards;
 pub mod cli;
@@ -27,6 +28,7 @@ mod vitals;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use futures_util::FutureExt as _;
@@ -101,6 +103,7 @@ pub struct App {
     readiness: Arc<Readiness>,
     indexes: IndexBuilds,
     retention: Retention,
+    sandbox_retention: Duration,
     connections_max: usize,
     delivery: Delivery,
     publisher: JoinHandle<()>,
@@ -262,6 +265,7 @@ impl App {
             readiness,
             indexes,
             retention: config.retention.clone(),
+            sandbox_retention: config.apps.sandbox_retention,
             connections_max: CONNECTIONS_MAX + config.realtime.max_connections,
             delivery,
             publisher: publishing,
@@ -292,7 +296,14 @@ impl App {
             maintenance::keep_sealed(Arc::clone(&self.store)).boxed(),
             maintenance::erase_former_secrets(Arc::clone(&self.store)).boxed(),
             maintenance::forget_tickets(Arc::clone(&self.store)).boxed(),
-            maintenance::forget_placements(Arc::clone(&self.store), self.retention).boxed(),
+            maintenance::forget_placements(Arc::clone(&self.store), self.retention.clone()).boxed(),
+            maintenance::prune(
+                Arc::clone(&self.store),
+                self.retention,
+                self.sandbox_retention,
+                self.indexes.clone(),
+            )
+            .boxed(),
             maintenance::build_indexes(Arc::clone(&self.store), self.readiness, self.indexes).boxed(),
         ] {
             let stop = stop_background.clone();

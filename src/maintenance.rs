@@ -1,5 +1,5 @@
-//! What runs beside the service, in every process and without any hurry: secrets at rest, decisions that are old, and
-//! indexes that are built after the start.
+//! What runs beside the service, in every process and without any hurry: secrets at rest, decisions and events that
+//! are old, and indexes that are built after the start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +8,14 @@ use planner::Intent;
 
 use crate::config::Retention;
 use crate::http::health::Readiness;
-use crate::store::{self, IndexBuilds, LATER_INDEXES, SharedStore};
+use crate::store::{self, Aged, IndexBuilds, LATER_INDEXES, SharedStore, StoreError};
 
 /// Between two batches of the same work.
 const BATCH_PAUSE: Duration = Duration::from_millis(100);
+/// Between two looks whether indexes are there.
+const INDEX_INTERVAL: Duration = Duration::from_millis(100);
+/// Between two batches of a prune: long enough for others to come between.
+const PRUNE_PAUSE: Duration = Duration::from_millis(2);
 /// How soon a batch is tried again when the database failed.
 const BATCH_RETRY: Duration = Duration::from_secs(5);
 /// How often secrets are looked through that another process may have stored otherwise.
@@ -106,4 +110,79 @@ pub(crate) async fn build_indexes(store: SharedStore, readiness: Arc<Readiness>,
         tokio::time::sleep(READY_INTERVAL).await;
     }
     store.build_indexes(&LATER_INDEXES, &builds).await;
+}
+
+/// Moves and removes what is old enough, without any hurry and beside other processes that do the same.
+pub(crate) async fn prune(store: SharedStore, retention: Retention, sandbox: Duration, builds: IndexBuilds) {
+    // What is old is found by an index. Where that cannot be built, it is better to look slowly than never.
+    while builds.read().error.is_none() && !builds.read().missing.is_empty() {
+        tokio::time::sleep(INDEX_INTERVAL).await;
+    }
+    loop {
+        let pause = match prune_once(&store, &retention, sandbox).await {
+            Ok(()) => retention.prune_interval,
+            Err(error) => {
+                tracing::warn!(error = %error, "old events could not be pruned yet: {error}");
+                BATCH_RETRY.min(retention.prune_interval)
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+async fn prune_once(store: &SharedStore, retention: &Retention, sandbox: Duration) -> Result<(), StoreError> {
+    let millis = |age: Duration| i64::try_from(age.as_millis()).unwrap_or(i64::MAX);
+    let hot = millis(retention.hot);
+    let mut left = 0;
+    let mut from = Aged::FIRST;
+    loop {
+        let batch = store::answered(store.remove_aged("sandbox", hot.min(millis(sandbox)), from)).await?;
+        left += batch.events;
+        // What waited has ended; the same rows are looked at again.
+        from = match batch.next {
+            _ if batch.expired > 0 => from,
+            Some(next) => next,
+            None => break,
+        };
+        tokio::time::sleep(PRUNE_PAUSE).await;
+    }
+    from = Aged::FIRST;
+    loop {
+        let batch = match retention.replay {
+            Some(_) => store::answered(store.move_to_replay(hot, from)).await?,
+            None => store::answered(store.remove_aged("production", hot, from)).await?,
+        };
+        left += batch.events;
+        from = match batch.next {
+            _ if batch.expired > 0 => from,
+            Some(next) => next,
+            None => break,
+        };
+        tokio::time::sleep(PRUNE_PAUSE).await;
+    }
+    // Without a replay tier no rule but this one would ever remove what an earlier setting left in it.
+    let replay = retention.replay.map_or(0, millis);
+    let mut expired = 0;
+    loop {
+        let batch = store::answered(store.expire_replay(replay)).await?;
+        expired += batch.rows;
+        if !batch.more {
+            break;
+        }
+        tokio::time::sleep(PRUNE_PAUSE).await;
+    }
+    let (mut receipts, mut page) = (0, 0);
+    loop {
+        let pass = store::answered(store.forget_receipts(millis(retention.receipts), page)).await?;
+        receipts += pass.forgotten;
+        let Some(next) = pass.next else { break };
+        page = next;
+        tokio::time::sleep(BATCH_PAUSE).await;
+    }
+    if left + expired + receipts > 0 {
+        tracing::info!(
+            "{left} events left the hot store, {expired} the replay tier, and {receipts} receipts were forgotten"
+        );
+    }
+    Ok(())
 }

@@ -96,6 +96,7 @@ broker_exports() {
       { read -r access_key && read -r secret_key && read -r url; } <"$2/ready"
       printf "export OV_TEST_SQS_URL='%s'\nexport OV_TEST_SQS_ACCESS_KEY='%s'\nexport OV_TEST_SQS_SECRET_KEY='%s'\n" \
         "$url" "$access_key" "$secret_key"
+      printf "export OV_TEST_S3_URL='http://127.0.0.1:%s'\n" "$3"
       ;;
   esac
 }

@@ -1,8 +1,8 @@
-"""Runs an SQS-compatible server that refuses what is not signed with its key. Started by scripts/services.sh.
+"""Runs an SQS- and S3-compatible server that refuses what is not signed with its key. Started by scripts/services.sh.
 
     sqs-server.py PORT FILE
 
-FILE gets its access key, secret key and queue's address, a line each, once the server answers.
+FILE gets its access key, secret key and queue's address, a line each, once the server answers. The bucket is `events`.
 """
 
 import json
@@ -34,18 +34,19 @@ def client(service, access_key, secret_key):
     )
 
 
-# Until now anybody may do anything: make the one user, who may use queues and nothing else.
+# Until now anybody may do anything: make the one user, who may use queues and buckets and nothing else.
 iam = client("iam", "setup", "setup")
 iam.create_user(UserName="events")
 key = iam.create_access_key(UserName="events")["AccessKey"]
-statement = {"Effect": "Allow", "Action": "sqs:*", "Resource": "*"}
+statement = {"Effect": "Allow", "Action": ["sqs:*", "s3:*"], "Resource": "*"}
 policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
-iam.put_user_policy(UserName="events", PolicyName="queues", PolicyDocument=policy)
+iam.put_user_policy(UserName="events", PolicyName="queues-and-buckets", PolicyDocument=policy)
 # From the next request on, signatures are checked.
 check = urllib.request.Request(f"{endpoint}/moto-api/reset-auth", b"0", {"Content-Type": "text/plain"}, method="POST")
 urllib.request.urlopen(check).close()
 
 queue = client("sqs", key["AccessKeyId"], key["SecretAccessKey"]).create_queue(QueueName="events")["QueueUrl"]
+client("s3", key["AccessKeyId"], key["SecretAccessKey"]).create_bucket(Bucket="events")
 with open(ready + ".part", "w") as file:
     file.write(f"{key['AccessKeyId']}\n{key['SecretAccessKey']}\n{queue}\n")
 os.rename(ready + ".part", ready)

@@ -240,6 +240,6 @@ mod tests {
         let expected = json!({ "name": "NATS_URL", "value": "(set)", "origin": "environment", "secret": true,
             "active": true, "note": null });
         assert_eq!(*shown("NATS_URL"), expected);
-        assert_eq!(shown("EVENTS_ARCHIVE_DIR")["active"], false);
+        assert_eq!(shown("EVENTS_USAGE_FLUSH_MS")["active"], false);
     }
 }

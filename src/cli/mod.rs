@@ -1,5 +1,6 @@
 //! The commands of the binary. Exit codes: 0 done, 1 failed, 2 wrong arguments or configuration.
 
+mod archive;
 mod carriers;
 pub mod check_config;
 pub mod dev;
@@ -33,6 +34,8 @@ enum Command {
     /// The service that `dev` starts: `serve`, and pages for developers.
     #[command(hide = true)]
     DevService,
+    /// Move months of old events out of the database, and back.
+    Archive(archive::ArchiveArgs),
     /// Try what the carriers would do.
     #[command(subcommand)]
     Carriers(carriers::CarriersCommand),
@@ -53,6 +56,7 @@ pub fn run() -> ExitCode {
         Command::Migrate => migrate::main(),
         Command::Dev(args) => dev::main(&args),
         Command::DevService => dev::service(),
+        Command::Archive(args) => archive::main(&args),
         Command::Carriers(command) => carriers::main(&command),
         Command::CheckConfig { json } => check_config::main(json),
     }

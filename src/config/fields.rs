@@ -166,6 +166,8 @@ pub struct Retention {
 pub struct Archive {
     /// The directory, when there is no bucket. `EVENTS_ARCHIVE_DIR`; default `data/archive`.
     pub dir: PathBuf,
+    /// Where files lie on the way to a bucket and from it: the system's directory for such.
+    pub scratch: PathBuf,
     /// The bucket. Present when `EVENTS_ARCHIVE_S3_BUCKET` is set.
     pub s3: Option<ArchiveS3>,
 }

@@ -323,6 +323,7 @@ fn archive(env: &mut Reader) -> Archive {
     let prefix = env.value("EVENTS_ARCHIVE_S3_PREFIX", values::text);
     Archive {
         dir,
+        scratch: std::env::temp_dir(),
         s3: bucket.map(|bucket| ArchiveS3 {
             bucket,
             endpoint,

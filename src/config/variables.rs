@@ -238,24 +238,24 @@ const OWN: &[Section] = &[
             var(
                 "EVENTS_RETENTION_DAYS",
                 "30",
-                "Days an old placement stays on record and, in a later version, an event in the hot tier, 1 to 3650.",
+                "Days an event stays in the hot tier, with its deliveries, and an old placement on record, 1 to 3650.",
             ),
             var("EVENTS_REPLAY_RETENTION_DAYS", "365", "Days an event stays readable in all, 0 to 36500. 0: no replay tier.")
-                .later(),
+                ,
             var(
                 "EVENTS_RECEIPT_RETENTION_DAYS",
                 "90",
                 "Days a publish receipt is kept, 0 to 36500; never shorter than the longest tier keeps events.",
             )
-            .later(),
+            ,
             var("EVENTS_PRUNE_INTERVAL_MS", "3600000", "Wait between two prunes, 10 to 86400000."),
-            var("EVENTS_ARCHIVE_DIR", "data/archive", "Directory of the archive command when no bucket is set.").later(),
-            unset("EVENTS_ARCHIVE_S3_BUCKET", "Bucket of the archive command; unset: the directory is used.").later(),
-            unset("EVENTS_ARCHIVE_S3_ENDPOINT", "Address of an S3-compatible store; unset: the region's own.").later(),
-            var("EVENTS_ARCHIVE_S3_REGION", "us-east-1", "Region of the bucket.").later(),
-            unset("EVENTS_ARCHIVE_S3_ACCESS_KEY_ID", "Access key id for the bucket.").later(),
-            unset("EVENTS_ARCHIVE_S3_SECRET_ACCESS_KEY", "Secret of the access key.").secret().later(),
-            var("EVENTS_ARCHIVE_S3_PREFIX", "events/", "Prefix of the objects in the bucket.").later(),
+            var("EVENTS_ARCHIVE_DIR", "data/archive", "Directory of the archive command when no bucket is set."),
+            unset("EVENTS_ARCHIVE_S3_BUCKET", "Bucket of the archive command; unset: the directory is used."),
+            unset("EVENTS_ARCHIVE_S3_ENDPOINT", "Address of an S3-compatible store; unset: the region's own."),
+            var("EVENTS_ARCHIVE_S3_REGION", "us-east-1", "Region of the bucket."),
+            unset("EVENTS_ARCHIVE_S3_ACCESS_KEY_ID", "Access key id for the bucket."),
+            unset("EVENTS_ARCHIVE_S3_SECRET_ACCESS_KEY", "Secret of the access key.").secret(),
+            var("EVENTS_ARCHIVE_S3_PREFIX", "events/", "Prefix of the objects in the bucket."),
         ],
     },
     Section {
@@ -274,7 +274,7 @@ const OWN: &[Section] = &[
             var("EVENTS_APP_SANDBOX_RETAINED_BYTES", "5242880", "Bytes a sandbox project may keep; 0: no quota."),
             var("EVENTS_APP_MAX_SUBSCRIPTIONS", "20", "Subscriptions of a production project; 0: no quota."),
             var("EVENTS_APP_SANDBOX_MAX_SUBSCRIPTIONS", "5", "Subscriptions of a sandbox project; 0: no quota."),
-            var("EVENTS_APP_SANDBOX_RETENTION_DAYS", "7", "Days a sandbox event is kept, 1 to 3650.").later(),
+            var("EVENTS_APP_SANDBOX_RETENTION_DAYS", "7", "Days a sandbox event is kept, 1 to 3650."),
         ],
     },
     Section {

@@ -8,6 +8,7 @@ pub mod endpoint;
 pub mod envelope;
 pub mod ids;
 pub mod json;
+pub mod packed;
 pub mod policy;
 pub mod retry;
 pub mod seal;

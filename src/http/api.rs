@@ -137,9 +137,11 @@ impl From<StoreError> for ApiError {
             StoreError::Quota(fault) => Self::QuotaExceeded(fault),
             StoreError::AppRevoked => Self::Token(TokenFault::Revoked),
             StoreError::SubscribingWithdrawn => subscribing_withdrawn(),
-            StoreError::Foreign | StoreError::Migrate(_) | StoreError::Corrupt { .. } | StoreError::Database(_) => {
-                Self::internal(error)
-            }
+            StoreError::Foreign
+            | StoreError::NotMigrated
+            | StoreError::Migrate(_)
+            | StoreError::Corrupt { .. }
+            | StoreError::Database(_) => Self::internal(error),
         }
     }
 }

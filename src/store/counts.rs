@@ -20,6 +20,7 @@ pub(super) enum CountRole {
     SettleLater,
     Recover,
     Operate,
+    Prune,
 }
 
 impl CountRole {
@@ -30,6 +31,7 @@ impl CountRole {
             Self::SettleLater => "settle-later",
             Self::Recover => "recover",
             Self::Operate => "operate",
+            Self::Prune => "prune",
         }
     }
 }

@@ -30,6 +30,9 @@ pub enum StoreError {
          moves such a database and is not part of this version yet"
     )]
     Foreign,
+    /// The schema is older than this program.
+    #[error("the database is not up to date; run `openvibe-events migrate`")]
+    NotMigrated,
     /// The schema could not be brought up to date.
     #[error("the schema could not be migrated")]
     Migrate(#[source] sqlx::migrate::MigrateError),

@@ -3,6 +3,8 @@
 //! A page is decided in one statement, so that its end, the head and the epoch belong to one snapshot: a position that
 //! is handed out never lies beyond what was examined.
 
+use std::collections::HashSet;
+
 use sqlx::PgConnection;
 
 use crate::domain::app::{self, Project};
@@ -96,11 +98,7 @@ impl Store {
         let positions = sqlx::query_as!(
             Positions,
             r#"
-            SELECT epoch.value AS "epoch!",
-                   greatest((SELECT max(seq) FROM events), floor.value) AS "head!",
-                   floor.value AS "floor!"
-            FROM store_epoch epoch, store_floor floor
-            WHERE epoch.name = 'events' AND floor.name = 'events'
+            SELECT epoch AS "epoch!", head AS "head!", floor AS "floor!" FROM log_bounds
             "#
         )
         .fetch_one(self.run(&mut reader))
@@ -127,14 +125,23 @@ impl Store {
         )
         .fetch_optional(self.run(&mut reader))
         .await?;
-        let Some(found) = found else { return Ok(None) };
-        let event = self.events_at(&mut reader, &[found.seq]).await?.pop();
+        // Events move to the replay tier and never back, so what is not found in the one is looked for in the other.
+        let (cursor, event) = match found {
+            Some(found) => {
+                let cursor = Cursor {
+                    epoch: found.epoch,
+                    position: found.seq,
+                };
+                (cursor, self.events_at(&mut reader, &[found.seq]).await?.pop())
+            }
+            None => match self.archived_event(&mut reader, id, project).await? {
+                Some((cursor, event)) => (cursor, event),
+                None => return Ok(None),
+            },
+        };
         let event = event.ok_or(StoreError::Corrupt { what: "event" })?;
         Ok(Some(PulledEvent {
-            cursor: Cursor {
-                epoch: found.epoch,
-                position: found.seq,
-            },
+            cursor,
             envelope: event.envelope,
         }))
     }
@@ -200,15 +207,12 @@ impl Store {
             PageShape,
             r#"
             WITH bounds AS MATERIALIZED (
-                SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
-                       floor.value AS floor
-                FROM store_epoch epoch, store_floor floor
-                WHERE epoch.name = 'events' AND floor.name = 'events'
+                SELECT epoch, head, floor FROM log_bounds
             ), start AS MATERIALIZED (
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
             ), hits AS MATERIALIZED (
                 SELECT seq, size_bytes FROM (
-                    SELECT seq, event_type, size_bytes, env, project_id, visibility FROM events
+                    SELECT seq, event_type, size_bytes, env, project_id, visibility FROM event_log
                     WHERE seq > (SELECT seq FROM start)
                     ORDER BY seq
                     LIMIT $5
@@ -232,7 +236,7 @@ impl Store {
                    (SELECT array_agg(seq ORDER BY seq) FROM kept) AS hits,
                    (shape.hits < $4 AND shape.kept = shape.hits) AS "complete!",
                    CASE WHEN shape.hits < $4 AND shape.kept = shape.hits
-                        THEN (SELECT seq FROM events WHERE seq > (SELECT seq FROM start)
+                        THEN (SELECT seq FROM event_log WHERE seq > (SELECT seq FROM start)
                               ORDER BY seq OFFSET $5 - 1 LIMIT 1) END AS scan_end
             FROM bounds, start, shape
             "#,
@@ -262,19 +266,20 @@ impl Store {
             PageShape,
             r#"
             WITH bounds AS MATERIALIZED (
-                SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
-                       floor.value AS floor
-                FROM store_epoch epoch, store_floor floor
-                WHERE epoch.name = 'events' AND floor.name = 'events'
+                SELECT epoch, head, floor FROM log_bounds
             ), start AS MATERIALIZED (
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
+            ), own AS MATERIALIZED (
+                (SELECT seq, event_type, size_bytes FROM events
+                 WHERE project_id = $7 AND env = $8 AND seq > (SELECT seq FROM start)
+                 ORDER BY seq LIMIT $5)
+                UNION ALL
+                (SELECT seq, event_type, greatest(size_bytes, octet_length(body)) FROM events_archive
+                 WHERE project_id = $7 AND env = $8 AND seq > (SELECT seq FROM start)
+                   AND epoch = (SELECT epoch FROM bounds)
+                 ORDER BY seq LIMIT $5)
             ), hits AS MATERIALIZED (
-                SELECT seq, size_bytes FROM (
-                    SELECT seq, event_type, size_bytes FROM events
-                    WHERE project_id = $7 AND env = $8 AND seq > (SELECT seq FROM start)
-                    ORDER BY seq
-                    LIMIT $5
-                ) page
+                SELECT seq, size_bytes FROM (SELECT * FROM own ORDER BY seq LIMIT $5) page
                 WHERE event_type LIKE ANY($3::text[])
                 ORDER BY seq
                 LIMIT $4
@@ -291,9 +296,7 @@ impl Store {
                    (SELECT array_agg(seq ORDER BY seq) FROM kept) AS hits,
                    (shape.hits < $4 AND shape.kept = shape.hits) AS "complete!",
                    CASE WHEN shape.hits < $4 AND shape.kept = shape.hits
-                        THEN (SELECT seq FROM events
-                              WHERE project_id = $7 AND env = $8 AND seq > (SELECT seq FROM start)
-                              ORDER BY seq OFFSET $5 - 1 LIMIT 1) END AS scan_end
+                        THEN (SELECT seq FROM own ORDER BY seq OFFSET $5 - 1 LIMIT 1) END AS scan_end
             FROM bounds, start, shape
             "#,
             request.after.map_or(-1, |cursor| cursor.epoch),
@@ -322,16 +325,21 @@ impl Store {
             PageShape,
             r#"
             WITH bounds AS MATERIALIZED (
-                SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
-                       floor.value AS floor
-                FROM store_epoch epoch, store_floor floor
-                WHERE epoch.name = 'events' AND floor.name = 'events'
+                SELECT epoch, head, floor FROM log_bounds
             ), start AS MATERIALIZED (
                 SELECT CASE WHEN $1::bigint = epoch THEN least($2::bigint, head) ELSE floor END AS seq FROM bounds
             ), hits AS MATERIALIZED (
-                SELECT seq, size_bytes FROM events
-                WHERE (event_type, seq) > ($3, (SELECT seq FROM start)) AND event_type <= $3
-                  AND env = 'production' AND project_id IS NULL
+                SELECT seq, size_bytes FROM (
+                    (SELECT event_type, seq, size_bytes FROM events
+                     WHERE (event_type, seq) > ($3, (SELECT seq FROM start)) AND event_type <= $3
+                       AND env = 'production' AND project_id IS NULL
+                     ORDER BY event_type, seq)
+                    UNION ALL
+                    (SELECT event_type, seq, greatest(size_bytes, octet_length(body)) FROM events_archive
+                     WHERE (event_type, seq) > ($3, (SELECT seq FROM start)) AND event_type <= $3
+                       AND env = 'production' AND project_id IS NULL AND epoch = (SELECT epoch FROM bounds)
+                     ORDER BY event_type, seq)
+                ) typed
                 ORDER BY event_type, seq
                 LIMIT $4
             ), kept AS MATERIALIZED (
@@ -383,7 +391,16 @@ impl Store {
         )
         .fetch_all(self.run(connection))
         .await?;
-        Ok(rows.into_iter().filter_map(EventRow::read).collect())
+        if rows.len() == positions.len() {
+            return Ok(rows.into_iter().filter_map(EventRow::read).collect());
+        }
+        let hot: HashSet<i64> = rows.iter().map(|row| row.seq).collect();
+        let others: Vec<i64> = positions.iter().copied().filter(|seq| !hot.contains(seq)).collect();
+        // After the hot store was read: what moves in between is found here.
+        let archived = self.archived_at(connection, &others).await?;
+        let mut events: Vec<StoredEvent> = rows.into_iter().filter_map(EventRow::read).chain(archived).collect();
+        events.sort_unstable_by_key(|event| event.position);
+        Ok(events)
     }
 }
 

@@ -4,6 +4,8 @@
 //! The rules that keep concurrent publishes, claims and settles apart are in `docs/architecture.md`, "The store's
 //! protocol". Every statement that several processes may run at once says which of them it follows.
 
+mod archive;
+mod archived;
 mod at_once;
 mod carriers;
 mod checkpoints;
@@ -16,6 +18,7 @@ mod indexes;
 mod migrate;
 mod placements;
 mod policies;
+mod prune;
 mod publish;
 mod replay;
 mod run;
@@ -39,6 +42,7 @@ use sqlx::{Connection, Postgres, Transaction};
 use crate::domain::seal::Sealer;
 
 pub use crate::domain::deliveries::DeliveryCounts;
+pub use archive::{ArchiveSession, HotTier, MonthRows, Offer, ReplayMonth, TierStatus};
 pub use carriers::Used;
 pub use checkpoints::Checkpoint;
 pub use claims::{Candidate, Claim, Claimed, Counted, Pass, Released, Stretch};
@@ -49,6 +53,7 @@ pub use indexes::{IndexBuild, IndexBuilds, IndexState, LATER_INDEXES, LaterIndex
 pub use migrate::{migrate, schema_generation};
 pub use placements::{DeliveryPlacement, NewPlacement, PLACED_BY_MAX, StoredPlacement};
 pub use policies::StoredPolicy;
+pub use prune::{Aged, Moved, ReceiptsPass, Removed};
 pub use publish::{Group, Held, KnownEvent, LoopKey, LoopState, NewDelivery, NewEvent, Stored, receipt_owner};
 pub use replay::{Placements, Placer, Replay, ReplaySelection, Replayed};
 pub use seal::{Erased, Resealed, Secrets};
@@ -94,6 +99,12 @@ const BEGIN_GROUP: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL state
                            SET LOCAL synchronous_commit = on; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL jit = off; \
                            SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; \
                            SET LOCAL enable_mergejoin = off";
+/// As [`BEGIN`], for rows of large tables that are found by index: a table that is about to be emptied, or has just been
+/// filled, is not what PostgreSQL believes of it.
+const BEGIN_PRUNE: &str = "BEGIN; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = '5s'; \
+                           SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL tcp_user_timeout = '4s'; \
+                           SET LOCAL synchronous_commit = on; SET LOCAL jit = off; SET LOCAL enable_seqscan = off; \
+                           SET LOCAL enable_bitmapscan = off";
 const BEGIN_READ: &str = "BEGIN READ ONLY; SET LOCAL statement_timeout = '5s'; \
                           SET LOCAL idle_in_transaction_session_timeout = '5s'";
 
@@ -245,6 +256,10 @@ impl Store {
 
     async fn begin(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
         Ok(self.writes.begin_with(BEGIN).await?)
+    }
+
+    async fn begin_prune(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
+        Ok(self.writes.begin_with(BEGIN_PRUNE).await?)
     }
 
     async fn begin_group(&self) -> Result<Transaction<'static, Postgres>, StoreError> {

@@ -253,10 +253,14 @@ impl Store {
         // After the wait for the row, in a statement of its own: it must see what was committed meanwhile.
         let rows = sqlx::query!(
             r#"
-            SELECT i.id AS "id!", e.seq AS "seq?", e.source AS "source?", e.event_type AS "event_type?", e.project_id,
-                   e.env AS "env?", r.event_id IS NOT NULL AS "receipt!", r.owner, now_ms() AS "now_ms!"
+            SELECT i.id AS "id!", coalesce(e.seq, a.seq) AS seq, coalesce(e.source, a.source) AS source,
+                   coalesce(e.event_type, a.event_type) AS event_type,
+                   coalesce(e.project_id, a.project_id) AS project_id, coalesce(e.env, a.env) AS env,
+                   r.event_id IS NOT NULL AS "receipt!", r.owner, now_ms() AS "now_ms!"
             FROM unnest($1::text[]) AS i(id)
             LEFT JOIN events e ON e.id = i.id
+            LEFT JOIN events_archive a ON a.id = i.id
+                AND a.epoch = (SELECT value FROM store_epoch WHERE name = 'events')
             LEFT JOIN idempotency_receipts r ON r.consumer = 'events:publish' AND r.event_id = i.id
             "#,
             ids as &[&str],
@@ -308,7 +312,7 @@ impl Store {
             sqlx::query!(
                 r#"
                 SELECT setval('event_positions', $1 + greatest(
-                    (SELECT last_value FROM event_positions), (SELECT max(seq) FROM events))) AS "position!"
+                    (SELECT last_value FROM event_positions), (SELECT head FROM log_bounds))) AS "position!"
                 "#,
                 TIMELINE_JUMP,
             )

@@ -678,6 +678,8 @@ impl Store {
             JOIN unnest($6::bigint[], $7::text[], $8::bigint[]) AS w(seq, carrier, placement_id) ON w.seq = e.seq
             LEFT JOIN unnest($3::bigint[], $4::text[], $5::boolean[]) AS n(seq, key, at_most_once) ON n.seq = e.seq
             WHERE e.seq = ANY($2)
+            -- An event that leaves the hot store takes its deliveries along; none may be made for it meanwhile.
+            FOR KEY SHARE OF e
             ON CONFLICT (subscription_id, seq) DO UPDATE
             SET generation = d.generation + 1, updated_at = now_ms(), skipped = false,
                 carrier = excluded.carrier, placement_id = excluded.placement_id,

@@ -54,7 +54,10 @@ impl Store {
         let positions: Vec<i64> = events.keys().copied().collect();
         let mut found = HashMap::new();
         for chunk in positions.chunks(CHUNK) {
-            for (position, skip) in self.skip_chunk(subscription_id.as_str(), chunk).await? {
+            for (position, skip) in self
+                .end_deliveries(subscription_id.as_str(), chunk, SKIPPED_ERROR)
+                .await?
+            {
                 if let Some(id) = events.get(&position) {
                     found.insert(id.clone(), skip);
                 }
@@ -63,10 +66,16 @@ impl Store {
         Ok(found)
     }
 
-    async fn skip_chunk(&self, subscription_id: &str, positions: &[i64]) -> Result<Vec<(i64, Skip)>, StoreError> {
+    /// Ends deliveries that wait, saying `why`. At most some hundreds at a time: publishes to their keys wait meanwhile.
+    pub(super) async fn end_deliveries(
+        &self,
+        subscription_id: &str,
+        positions: &[i64],
+        why: &str,
+    ) -> Result<Vec<(i64, Skip)>, StoreError> {
         for _ in 0..ROUNDS_MAX {
             let transaction = self.begin().await?;
-            if let Some(skipped) = self.skip_in(transaction, subscription_id, positions).await? {
+            if let Some(skipped) = self.skip_in(transaction, subscription_id, positions, why).await? {
                 return Ok(skipped);
             }
         }
@@ -79,6 +88,7 @@ impl Store {
         mut transaction: Transaction<'static, Postgres>,
         subscription_id: &str,
         positions: &[i64],
+        why: &str,
     ) -> Result<Option<Vec<(i64, Skip)>>, StoreError> {
         // Only where the marked row of a key ends does its mark move, to the first row behind it that is not ended as well,
         // or to one that a replay put back in front of it.
@@ -171,7 +181,7 @@ impl Store {
             "#,
             subscription_id,
             positions,
-            SKIPPED_ERROR,
+            why,
             &going_on,
         )
         .execute(self.run(&mut transaction))

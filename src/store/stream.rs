@@ -2,6 +2,7 @@
 
 use crate::domain::cursor::Cursor;
 use crate::domain::envelope::Visibility;
+use crate::domain::packed::Body;
 use crate::domain::time::{Millis, parse_rfc3339};
 use crate::domain::topic::TopicPattern;
 
@@ -108,22 +109,19 @@ impl Store {
             HeadingsRow,
             r#"
             WITH page AS MATERIALIZED (
-                SELECT seq, event_type, visibility, env, project_id FROM events
+                SELECT seq, event_type, visibility, env, project_id FROM event_log
                 WHERE seq > $1
                 ORDER BY seq
                 LIMIT $2
             ), ours AS MATERIALIZED (
                 SELECT seq, event_type, visibility FROM page WHERE env = 'production' AND project_id IS NULL
             )
-            SELECT epoch.value AS "epoch!",
-                   greatest((SELECT max(seq) FROM events), floor.value) AS "head!",
-                   floor.value AS "floor!",
+            SELECT epoch AS "epoch!", head AS "head!", floor AS "floor!",
                    (SELECT max(seq) FROM page) AS examined,
                    (SELECT array_agg(seq ORDER BY seq) FROM ours) AS seqs,
                    (SELECT array_agg(event_type ORDER BY seq) FROM ours) AS types,
                    (SELECT array_agg(visibility ORDER BY seq) FROM ours) AS visibilities
-            FROM store_epoch epoch, store_floor floor
-            WHERE epoch.name = 'events' AND floor.name = 'events'
+            FROM log_bounds
             "#,
             after,
             limit,
@@ -160,17 +158,15 @@ impl Store {
         let mut reader = self.own_reader().await?;
         let rows = sqlx::query!(
             r#"
-            SELECT epoch.value AS "epoch!", greatest((SELECT max(seq) FROM events), floor.value) AS "head!",
-                   floor.value AS "floor!", e.env = 'production' AND e.project_id IS NULL AS "ours?",
+            SELECT bounds.epoch AS "epoch!", bounds.head AS "head!", bounds.floor AS "floor!",
+                   e.env = 'production' AND e.project_id IS NULL AS "ours?",
                    e.seq AS "seq?", e.id AS "id?", e.event_type AS "event_type?", e.version AS "version?",
                    e.source AS "source?", e.actor AS "actor?", e.on_behalf_of, e.subject_type AS "subject_type?",
                    e.subject_id AS "subject_id?", e.subject_revision, e.trace_id AS "trace_id?",
                    e.priority AS "priority?", e.visibility AS "visibility?", e.occurred_at AS "occurred_at?",
                    e.received_at AS "received_at?", e.payload AS "payload?", e.hops AS "hops?"
-            FROM store_epoch epoch
-            JOIN store_floor floor ON floor.name = 'events'
+            FROM log_bounds bounds
             LEFT JOIN LATERAL (SELECT * FROM events WHERE seq > $1 ORDER BY seq LIMIT $2) e ON true
-            WHERE epoch.name = 'events'
             ORDER BY e.seq
             "#,
             after,
@@ -230,10 +226,7 @@ impl Store {
         let row = sqlx::query!(
             r#"
             WITH bounds AS MATERIALIZED (
-                SELECT epoch.value AS epoch, greatest((SELECT max(seq) FROM events), floor.value) AS head,
-                       floor.value AS floor
-                FROM store_epoch epoch, store_floor floor
-                WHERE epoch.name = 'events' AND floor.name = 'events'
+                SELECT epoch, head, floor FROM log_bounds
             )
             SELECT epoch AS "epoch!", head AS "head!", floor AS "floor!",
                    CASE WHEN $1::bigint IS NULL OR $3::bigint = 0 THEN head + 1
@@ -273,7 +266,7 @@ impl Store {
             WITH hits AS MATERIALIZED (
                 SELECT seq, size_bytes FROM (
                     SELECT seq, event_type, size_bytes, env, project_id, visibility, subject_type, subject_id, actor
-                    FROM events
+                    FROM event_log
                     WHERE seq > $1 AND seq <= $2
                     ORDER BY seq
                     LIMIT $9
@@ -296,13 +289,11 @@ impl Store {
                        AND (SELECT count(*) FROM kept) = (SELECT count(*) FROM hits) AS complete
             )
             SELECT (SELECT array_agg(seq ORDER BY seq) FROM kept) AS hits, complete AS "complete!",
-                   epoch.value AS "epoch!", greatest((SELECT max(seq) FROM events), floor.value) AS "head!",
-                   floor.value AS "floor!",
+                   epoch AS "epoch!", head AS "head!", floor AS "floor!",
                    CASE WHEN complete
-                        THEN (SELECT seq FROM events WHERE seq > $1 AND seq <= $2
+                        THEN (SELECT seq FROM event_log WHERE seq > $1 AND seq <= $2
                               ORDER BY seq OFFSET $9 - 1 LIMIT 1) END AS scan_end
-            FROM shape, store_epoch epoch, store_floor floor
-            WHERE epoch.name = 'events' AND floor.name = 'events'
+            FROM shape, log_bounds
             "#,
             request.after,
             request.upto,
@@ -355,7 +346,25 @@ impl Store {
         )
         .fetch_all(self.run(&mut reader))
         .await?;
-        Ok(payloads.iter().filter_map(|payload| valid_after(payload)).max())
+        if let Some(newest) = payloads.iter().filter_map(|payload| valid_after(payload)).max() {
+            return Ok(Some(newest));
+        }
+        // What left the hot store is older.
+        let bodies = sqlx::query_scalar!(
+            r#"
+            SELECT body FROM events_archive
+            WHERE event_type = 'network.user.token_valid_after' AND source = 'network' AND subject_id = $1
+              AND subject_type = 'user'
+            ORDER BY seq DESC
+            LIMIT $2
+            "#,
+            subject,
+            WITHDRAWALS_MAX,
+        )
+        .fetch_all(self.run(&mut reader))
+        .await?;
+        let payloads = bodies.iter().filter_map(|body| Body::unpack(body));
+        Ok(payloads.filter_map(|body| valid_after(&body.payload)).max())
     }
 
     /// Uses a ticket up, in whatever process and whenever it is asked: true for the first that asks, false for all others.
