@@ -375,7 +375,11 @@ BEGIN
         ) brought
         JOIN unnest(in_quota_env, in_quota_rate, in_quota_bytes) AS quota(env, rate, bytes) ON quota.env = brought.env
         LEFT JOIN LATERAL (
-            SELECT t.retained_bytes, recent_events(t.recent_second, t.recent_events, received_at) AS recent
+            -- As `recent_events` counts. A call of it would cost more than everything else that quotas do.
+            SELECT t.retained_bytes, (
+                SELECT sum(r.events) FROM unnest(t.recent_second, t.recent_events) AS r(second, events)
+                WHERE r.second * 1000 + 999 > received_at - 60000 AND r.second * 1000 < received_at + 60000
+            ) AS recent
             FROM app_totals t WHERE t.project_id = brought.project_id AND t.env = brought.env
             LIMIT 1
         ) held ON true

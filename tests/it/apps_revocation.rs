@@ -2,10 +2,13 @@
 
 use openvibe_events::{
     domain::{
+        self,
         app::{Env, Holder, Project},
         ids::SubscriptionId,
+        sources::SourceMap,
     },
-    store::NewSubscription,
+    publish::{PublishError, PublishRequest, RequestTrace, Rules},
+    store::{NewSubscription, StoreError, Switch},
 };
 use serde_json::json;
 
@@ -15,7 +18,7 @@ use crate::{
     store_fixture::{Door, Fixture, claim, event_from, put, request, retry, settle_all},
     support::{
         client::Client,
-        envelopes::{batch, envelope, id, now_text},
+        envelopes::{Envelope, batch, envelope, id, now_text},
         network::unix_now,
     },
 };
@@ -31,9 +34,6 @@ async fn ask(client: &Client, app: &App, token: &str, subscription: &str) -> Vec
     let path = format!("/api/v1/subscriptions/{subscription}");
     let topic = app.all();
     let answers = [
-        client
-            .post("/api/v1/events", Some(token), app.event("x.y").json())
-            .await,
         client.get(&format!("/api/v1/events?topic={topic}"), Some(token)).await,
         client.get(&format!("/api/v1/events/{}", id("evt")), Some(token)).await,
         client
@@ -46,6 +46,10 @@ async fn ask(client: &Client, app: &App, token: &str, subscription: &str) -> Vec
             .post(&format!("{path}/rotate-secret"), Some(token), &json!({}))
             .await,
         app_subscribes(client, app, token).await,
+        // Last: the process looks at what is in force when it publishes.
+        client
+            .post("/api/v1/events", Some(token), app.event("x.y").json())
+            .await,
     ];
     let of = |answer: crate::support::client::Response| {
         (
@@ -287,4 +291,77 @@ async fn what_waits_for_a_revoked_app_is_claimed_by_no_process() {
         3,
         "it waits for an operator or for retention"
     );
+}
+
+#[tokio::test]
+async fn what_a_process_began_before_it_knew_of_a_withdrawal_is_judged_by_the_store() {
+    let fixture = Fixture::new().await;
+    let second = fixture.another().await;
+    let door = Door::open(&fixture.store);
+    let rules = Rules {
+        sources: SourceMap::default(),
+        max_payload_bytes: 65_536,
+    };
+    for (event, revoked) in [(revocation as fn(&App) -> Envelope, true), (withdrawal, false)] {
+        let app = App::new("sandbox");
+        let project = Project {
+            id: app.project.as_str().into(),
+            env: Env::Sandbox,
+        };
+        let consumer = app.consumer();
+        let holder = Holder {
+            consumer: &consumer,
+            project: Some(&project),
+        };
+        let issued_at_s = i64::try_from(unix_now()).expect("a time");
+        let new = |pattern| NewSubscription {
+            holder,
+            topic_pattern: pattern,
+            endpoint: HOOK,
+            secret: "whsec_test",
+            retry_policy: None,
+            max_inflight: None,
+            consumer_max: 100,
+            project_max: None,
+            issued_at_s,
+        };
+        let made = second
+            .create_subscription(&new("live.*"))
+            .await
+            .expect("a subscription");
+        let id = SubscriptionId::parse(&made.id).expect("an id");
+        second
+            .refresh_view(second.version().await.expect("a version"))
+            .await
+            .expect("a view");
+        let version = second.view().version;
+        door.publish(request("network", event(&app).json()))
+            .await
+            .expect("a stored event");
+
+        let caller = domain::app::App::new(&app.id, project.clone(), None, issued_at_s);
+        let trace = RequestTrace {
+            id: "4bf92f3577b34da6a3ce929d0e0e4736",
+            given: false,
+        };
+        let body = app.event("x.y").json().to_string();
+        let publish = PublishRequest::of_app(&body, caller, trace, &rules).expect("a valid request");
+        assert_eq!(second.view().version, version, "it has not looked since");
+        let answer = Door::open(&second).publish(publish).await;
+        assert_eq!(matches!(answer, Err(PublishError::Revoked)), revoked, "{answer:?}");
+        let created = second.create_subscription(&new("chat.*")).await;
+        let enabled = second.set_enabled(&holder, &id, Switch::On, issued_at_s).await;
+        for refused in [
+            created.expect_err("no subscription"),
+            enabled.expect_err("no resumption"),
+        ] {
+            let is_it = match revoked {
+                true => matches!(refused, StoreError::AppRevoked),
+                false => matches!(refused, StoreError::SubscribingWithdrawn),
+            };
+            assert!(is_it, "{refused:?}");
+        }
+        let disabled = second.set_enabled(&holder, &id, Switch::Off, issued_at_s).await;
+        assert!(disabled.expect("to end it is always allowed").is_some());
+    }
 }
