@@ -42,6 +42,9 @@ CREATE INDEX events_archive_subject ON events_archive (source, subject_type, sub
 CREATE INDEX events_archive_withdrawals ON events_archive (subject_id, seq)
     WHERE event_type = 'network.user.token_valid_after' AND source = 'network';
 
+-- What is old enough to leave the hot store.
+CREATE INDEX events_received ON events (received_at, seq);
+
 -- Receipts go in batches, and their room is used again.
 ALTER TABLE idempotency_receipts SET (autovacuum_vacuum_scale_factor = 0.02);
 

@@ -297,13 +297,7 @@ impl App {
             maintenance::erase_former_secrets(Arc::clone(&self.store)).boxed(),
             maintenance::forget_tickets(Arc::clone(&self.store)).boxed(),
             maintenance::forget_placements(Arc::clone(&self.store), self.retention.clone()).boxed(),
-            maintenance::prune(
-                Arc::clone(&self.store),
-                self.retention,
-                self.sandbox_retention,
-                self.indexes.clone(),
-            )
-            .boxed(),
+            maintenance::prune(Arc::clone(&self.store), self.retention, self.sandbox_retention).boxed(),
             maintenance::build_indexes(Arc::clone(&self.store), self.readiness, self.indexes).boxed(),
         ] {
             let stop = stop_background.clone();

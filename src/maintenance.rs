@@ -12,8 +12,6 @@ use crate::store::{self, Aged, IndexBuilds, LATER_INDEXES, SharedStore, StoreErr
 
 /// Between two batches of the same work.
 const BATCH_PAUSE: Duration = Duration::from_millis(100);
-/// Between two looks whether indexes are there.
-const INDEX_INTERVAL: Duration = Duration::from_millis(100);
 /// Between two batches of a prune: long enough for others to come between.
 const PRUNE_PAUSE: Duration = Duration::from_millis(2);
 /// How soon a batch is tried again when the database failed.
@@ -113,11 +111,7 @@ pub(crate) async fn build_indexes(store: SharedStore, readiness: Arc<Readiness>,
 }
 
 /// Moves and removes what is old enough, without any hurry and beside other processes that do the same.
-pub(crate) async fn prune(store: SharedStore, retention: Retention, sandbox: Duration, builds: IndexBuilds) {
-    // What is old is found by an index. Where that cannot be built, it is better to look slowly than never.
-    while builds.read().error.is_none() && !builds.read().missing.is_empty() {
-        tokio::time::sleep(INDEX_INTERVAL).await;
-    }
+pub(crate) async fn prune(store: SharedStore, retention: Retention, sandbox: Duration) {
     loop {
         let pause = match prune_once(&store, &retention, sandbox).await {
             Ok(()) => retention.prune_interval,

@@ -21,11 +21,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The indexes of this release that are built after the start. One is added here and never changed: another definition
 /// is another index.
-pub const LATER_INDEXES: [LaterIndex; 1] = [LaterIndex {
-    // What is old enough to leave the hot store.
-    name: "events_received",
-    create: "CREATE INDEX CONCURRENTLY events_received ON events (received_at, seq)",
-}];
+pub const LATER_INDEXES: [LaterIndex; 0] = [];
 
 /// An index that a release adds to a table that may be large.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::json;
 
@@ -142,7 +143,10 @@ async fn no_log_has_a_ticket_a_token_or_a_query_whatever_becomes_of_the_request(
     let long = client
         .request(Method::GET, &target, None)
         .header("X-Long", "x".repeat(60_000));
-    assert!(client.send(long).await.status >= 400);
+    // It may close on a head that is too long before that was sent.
+    if let Ok(refusal) = client.try_send(long).await {
+        assert!(refusal.status >= 400);
+    }
     let plain = Client::new(front.nginx.plain());
     let moved = plain.get(&target, None).await;
     assert_eq!(
@@ -157,9 +161,12 @@ async fn no_log_has_a_ticket_a_token_or_a_query_whatever_becomes_of_the_request(
     let mut open = Vec::new();
     let limited = within("nginx limits", SOON, async {
         loop {
-            match Sse::open(ask(client, &format!("{TOPICS}&mark=secretmark"), None)).await {
-                Ok(stream) => open.push(stream),
-                Err(refusal) => return refusal.status,
+            let some = (0..50).map(|_| Sse::open(ask(client, &format!("{TOPICS}&mark=secretmark"), None)));
+            for answer in join_all(some).await {
+                match answer {
+                    Ok(stream) => open.push(stream),
+                    Err(refusal) => return refusal.status,
+                }
             }
         }
     });
