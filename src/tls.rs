@@ -69,9 +69,12 @@ impl Trust {
         Self::of(roots)
     }
 
-    /// A builder of clients that trust this and nothing else.
+    /// A builder of clients that trust this and nothing else. They speak HTTP/1.1: below HTTP/2 a request may be sent again
+    /// without anybody's knowing, and one connection would serve what is to be kept apart.
     pub fn client_builder(&self) -> reqwest::ClientBuilder {
-        reqwest::Client::builder().tls_backend_preconfigured(self.0.clone())
+        reqwest::Client::builder()
+            .http1_only()
+            .tls_backend_preconfigured(self.0.clone())
     }
 
     /// The same for clients that speak no HTTP.

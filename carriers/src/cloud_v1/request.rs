@@ -57,6 +57,7 @@ impl Endpoint {
             _ => return Err("CLOUD_QUEUE_ACCESS_KEY and CLOUD_QUEUE_SECRET_KEY must both be set, or neither".into()),
         };
         let client = Client::builder()
+            .http1_only()
             .tls_backend_preconfigured(env.tls.clone())
             .redirect(redirect::Policy::none())
             .connect_timeout(CONNECT)

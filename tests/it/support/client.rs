@@ -85,7 +85,12 @@ impl Client {
     }
 
     fn built(base: &str, builder: reqwest::ClientBuilder) -> Self {
-        let http = builder.redirect(Policy::none()).no_proxy().timeout(ANSWER_MAX).build();
+        let http = builder
+            .http1_only()
+            .redirect(Policy::none())
+            .no_proxy()
+            .timeout(ANSWER_MAX)
+            .build();
         Self {
             base: base.to_owned(),
             http: http.expect("an HTTP client builds"),
